@@ -193,19 +193,22 @@ for asks in (True, False):
 # in between only the inputs are alive. `torch.utils.checkpoint` is what you are building, so it may not be
 # called.
 #
-# The arguments can be tensors or anything else, the function can return one tensor or several, and not
-# every result need be used. A checkpoint may lie inside another: the inner function then runs three times,
-# once in forward and twice in backward. If the second run raises, its error comes through, and the random
-# generator is as it was before backward. If somebody overwrites an argument between forward and backward, the
-# second run is another one: plain autograd raises a `RuntimeError` then, and yours will too if its tensors
-# are kept by `ctx.save_for_backward`. (That is good style; no check overwrites an argument, or puts a module
-# into another mode in between.)
+# The arguments can be tensors or anything else, the function can return one tensor or several, an argument
+# itself among them, and not every result need be used. Several calls may come before their backwards, which
+# come in any order. A checkpoint may lie inside another: the inner function then runs three times, once in
+# forward and twice in backward. If the second run raises, its error comes through, and the random generator
+# is as it was before backward. If somebody overwrites an argument between forward and backward, the second
+# run is another one: plain autograd raises a `RuntimeError` then, and yours will too if its tensors are kept
+# by `ctx.save_for_backward`. (That is good style; no check overwrites an argument, or puts a module into
+# another mode in between. None has a function that returns a parameter itself, or a module that puts a new
+# tensor in a buffer's place.)
 #
 # Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
 # results, 16 KiB are free for states and the like, and as much when backward is over and the gradients are
-# gone. That holds for functions and arguments of every kind: a module or not, a leaf or what another layer
-# gave, of any dtype. Numbers are compared with those of plain autograd, most of them in float64. Start with
-# the plain case, run the check, and let its rows lead you through the rest.
+# gone, or when the results are dropped and no backward comes. That holds for functions and arguments of every
+# kind: a module or not, a leaf or what another layer gave, of any dtype. Numbers are compared with those of
+# plain autograd, most of them in float64. Start with the plain case, run the check, and let its rows lead you
+# through the rest.
 #
 # <details><summary>Hint 1: the skeleton</summary>
 #

@@ -43,12 +43,41 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("unseen: autocast", "autocast", seed, rows=12, width=16, inner=20),
         checkpoint_case("unseen: data", "data", seed, **large),
         checkpoint_case("unseen: the other result", "several", seed, result=1, **sizes),
+        checkpoint_case(
+            "unseen: x among the results",
+            "handed-back",
+            seed,
+            result=draw.choice([1, BOTH]),
+            made=draw.random() < 0.5,
+            **sizes,
+        ),
         checkpoint_case("unseen: nested", "nested", seed, **sizes),
+        *_calls_in_any_order(draw, seed, sizes),
         checkpoint_case("unseen: averages", "buffers", seed, **sizes),
         checkpoint_case("unseen: averages, three modules deep", "deep-buffers", seed, **large),
         checkpoint_case("unseen: an error", "raises", seed, **sizes),
         checkpoint_case("unseen: four ranks", "ranks", seed, ranks=4, **sizes),
         *_drawn_measurements(draw, seed, large),
+    ]
+
+
+def _calls_in_any_order(draw: Random, seed: int, sizes: Mapping[str, Any]) -> list[Case]:
+    """Calls whose backwards come neither first in, first out, nor last in, first out."""
+    return [
+        checkpoint_case(
+            f"unseen: {name}, calls in any order",
+            kind,
+            seed,
+            backwards=draw.choice([[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1]]),
+            **sizes,
+            **more,
+        )
+        for name, kind, more in (
+            ("dropout", "dropout", {"called": draw.choice(list(CALLED))}),
+            ("dropout by a function", "own-dropout", {"called": draw.choice(list(CALLED))}),
+            ("dropout, nested", "nested-dropout", {}),
+            ("averages", "buffers", {}),
+        )
     ]
 
 

@@ -93,10 +93,12 @@ def keeps_no_more(evidence: BesidePlainCalls) -> Iterator[Finding]:
     most = evidence.result_bytes + SLACK_BYTES
     between = f"at most {most} bytes besides parameters and inputs"
     after = f"at most {most} bytes, with the result, when backward is over and gradients are gone"
+    never = f"at most {SLACK_BYTES} bytes when the result is dropped and no backward comes"
     for answer in evidence.answers:
-        kept, left = answer.facts["kept_bytes"], answer.facts["left_bytes"]
+        kept, left, dropped = (answer.facts[f"{when}_bytes"] for when in ("kept", "left", "dropped"))
         yield Finding(kept <= most, between, f"{kept} bytes", answer.rank)
         yield Finding(left <= most, after, f"{left} bytes", answer.rank)
+        yield Finding(dropped <= SLACK_BYTES, never, f"{dropped} bytes", answer.rank)
 
 
 def called_as_it_is(evidence: BesidePlainCalls) -> Iterator[Finding]:

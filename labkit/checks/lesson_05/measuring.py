@@ -42,8 +42,9 @@ def with_one_inside(rank: Rank, subject: Subject) -> Subject:
 
 def measured(rank: Rank, recipe: Recipe, changed: Change = as_it_is) -> None:
     """Facts: kept_bytes (between forward and backward), left_bytes (after backward), both with the results,
-    which live; calls (after forward, after backward). Answers, of each of the three: output, input_grad.N and
-    grad.NAME as "kept NAME", "left NAME" and "counted NAME".
+    which live; dropped_bytes, of a call whose results are dropped and that has no backward; calls (after
+    forward, after backward). Answers, of each of the other three: output, input_grad.N and grad.NAME as "kept
+    NAME", "left NAME" and "counted NAME".
 
     A call of two rows goes before each that is measured: what is kept of the last call alone is seen then.
 
@@ -52,6 +53,7 @@ def measured(rank: Rank, recipe: Recipe, changed: Change = as_it_is) -> None:
     measurements = _Measurements(rank, recipe, changed)
     measurements.kept()
     measurements.left()
+    measurements.dropped()
     measurements.counted()
 
 
@@ -91,6 +93,14 @@ class _Measurements:
             ),
         )
 
+    def dropped(self) -> None:
+        """Bytes that a call leaves whose results are dropped, with its arguments, and no backward comes."""
+
+        def forward() -> Callable[[], None]:
+            return partial(self._call_and_drop, self._prepared())
+
+        self.rank.fact("dropped_bytes", bytes_kept(forward))
+
     def counted(self) -> None:
         """Runs of the function, in forward and in all."""
         calls = _count_runs(self.subject)
@@ -104,6 +114,9 @@ class _Measurements:
         seed_generators(self.rank.case.seed)
         with autocast_of(subject):
             return self.rank.student.checkpoint(subject.function, *subject.args)
+
+    def _call_and_drop(self, subject: Subject) -> None:
+        self._call(_of_rows(subject, slice(None)))
 
     def _back_and_forth(self, subject: Subject) -> Any:
         results = self._call(subject)
@@ -138,13 +151,19 @@ def _count_runs(subject: Subject) -> list[None]:
 
 
 def _first_rows(subject: Subject) -> Subject:
-    """Two rows of each argument, with gradients where it asks for them: batch normalisation needs two."""
+    """Two rows of each argument: batch normalisation needs two."""
+    return replace(_of_rows(subject, slice(2)), grad_output=subject.grad_output[:2].clone())
 
-    def first(arg: Any) -> Any:
-        return arg.detach()[:2].clone().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg
 
-    rows = subject.of(tuple(first(arg) for arg in subject.given))
-    return replace(rows, grad_output=subject.grad_output[:2].clone())
+def _of_rows(subject: Subject, rows: slice) -> Subject:
+    """The same with copies of these rows of each argument, with gradients where it asks for them."""
+
+    def copied(arg: Any) -> Any:
+        return (
+            arg.detach()[rows].clone().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg
+        )
+
+    return subject.of(tuple(copied(arg) for arg in subject.given))
 
 
 def _forget_gradients(subject: Subject) -> None:

@@ -16,22 +16,34 @@ from labkit.checks.shared.beside import State
 def observe(subject: Subject, call: Call, seed: int) -> State:
     """Run forward and backward through `call(function, *args)` and name what came of it.
 
-    "output", "results" (how many a tuple has, 0 for a tensor), "input_grad.N", "grad.NAME", "buffer.NAME",
-    and "next_random": what the generator draws afterwards.
+    "output" (the sum, where several calls come before their backwards), "results" (how many a tuple has, 0
+    for a tensor), "input_grad.N", "grad.NAME", "buffer.NAME", and "next_random": what the generator draws
+    afterwards.
     """
     seed_generators(seed)
     with autocast_of(subject):
-        results = call(subject.function, *subject.args)
-        for _ in range(1, subject.in_a_row):
-            results = call(subject.function, results)
-    several = isinstance(results, tuple)
-    output = used_of(results, subject.result)
+        calls = [_called(subject, call, number) for number in range(len(subject.backwards))]
+    outputs = [used_of(results, subject.result) for results in calls]
     torch.rand(5)  # what other code draws in between must not be drawn again
-    output.backward(subject.grad_output.to(output.dtype))
-    seen = {"output": output.detach(), "next_random": torch.rand(3)}
-    seen["results"] = torch.tensor(len(results) if several else 0)
+    for number in subject.backwards:
+        outputs[number].backward(_times(subject.grad_output.to(outputs[number].dtype), number))
+    seen = {"output": torch.stack(outputs).sum(0).detach(), "next_random": torch.rand(3)}
+    seen["results"] = torch.tensor(len(calls[0]) if isinstance(calls[0], tuple) else 0)
     seen |= gradients_of(subject)
     return seen | {f"buffer.{n}": b.clone() for n, b in subject.module.named_buffers()}
+
+
+def _called(subject: Subject, call: Call, number: int) -> Any:
+    results = call(subject.function, *(_times(arg, number) for arg in subject.args))
+    for _ in range(1, subject.in_a_row):
+        results = call(subject.function, results)
+    return results
+
+
+def _times(value: Any, number: int) -> Any:
+    """As the first call has it; of each other one what is multiplied tells that it is another's."""
+    many = isinstance(value, Tensor) and value.is_floating_point() and number > 0
+    return value * (1 + number) if many else value
 
 
 def gradients_of(subject: Subject) -> State:

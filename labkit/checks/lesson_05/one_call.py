@@ -43,7 +43,8 @@ OF_ANOTHER: dict[str, Any] = {"made": True, "dtype": "float32", **MEASURED}
 def checkpoint_case(name: str, kind: str, seed: int, ranks: int = 1, **params: object) -> Case:
     """One function to be checkpointed: a kind of `recomputing.RUNS`. zeros: the gradient that backward starts
     from is 0. made: x is no leaf, but the result of an operation. dtype: the name of another than the
-    recipe's. called: the form that the function has, one of `subjects.CALLED`.
+    recipe's. called: the form that the function has, one of `subjects.CALLED`. backwards: of so many calls
+    that come before them, in which order.
     """
     sizes = {"rows": 6, "width": 5, "inner": 7, **params}
     return Case(name, ranks, sizes, seed, kind=kind)
@@ -71,6 +72,8 @@ def _checkpoint_cases(seed: int) -> list[Case]:
             "a function with dropout, twice in a row", "dropout", seed, in_a_row=2, called="method"
         ),
         checkpoint_case("dropout in a large MLP", "dropout", seed, **MEASURED),
+        checkpoint_case("dropout, two calls and then their backwards", "dropout", seed, backwards=[0, 1]),
+        checkpoint_case("dropout, one inside another", "nested-dropout", seed),
         checkpoint_case("dropout in evaluation", "dropout", seed, training=False),
         checkpoint_case("bfloat16 autocast", "autocast", seed),
         checkpoint_case("float16 autocast", "half", seed),
@@ -82,6 +85,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("two large results, both used", "several", seed, result=BOTH, **MEASURED),
         checkpoint_case("one tensor in two places", "shared", seed),
         checkpoint_case("a tuple of one", "one", seed),
+        checkpoint_case("x among the results", "handed-back", seed, result=BOTH),
         checkpoint_case("one inside another", "nested", seed),
         checkpoint_case("batch normalisation", "buffers", seed),
         checkpoint_case("batch normalisation twice in a row", "buffers", seed, in_a_row=2),
@@ -133,10 +137,12 @@ CHECKPOINT = Exercise(
             "numbers",
             2,
             "The second run draws the same random numbers, and the stream goes on as if there had been none",
-            "the generator's state is not taken before the first run, or not put back after the second",
+            "the generator's state is not taken before the first run, or not put back after the second; or"
+            " it is kept where another call finds it",
             {
                 **dict.fromkeys(
-                    ("dropout", "own-dropout"), as_plain("output", "input_grad", "grad", "next_random")
+                    ("dropout", "own-dropout", "nested-dropout"),
+                    as_plain("output", "input_grad", "grad", "next_random"),
                 ),
                 "measured-dropout": measured_as_plain,
             },
@@ -167,8 +173,8 @@ CHECKPOINT = Exercise(
             "mechanism",
             5,
             "Between forward and backward only the inputs and the result are alive, afterwards nothing",
-            "the first run was not under torch.no_grad(), its graph or results are kept in ctx, or inputs"
-            " are copied",
+            "the first run was not under torch.no_grad(), its graph or results are kept in ctx, inputs are"
+            " copied, or what is kept waits somewhere else than in ctx for a backward that never comes",
             dict.fromkeys(MEASUREMENTS, keeps_its_ends),
             dict.fromkeys((*OTHER_MEASUREMENTS, "measured-nested"), keeps_no_more),
         ),
@@ -198,10 +204,11 @@ CHECKPOINT = Exercise(
             1,
             "Several arguments, tensors or not, and several results of which one is unused",
             "backward returns one value an argument, None for what has no gradient; an unused result's"
-            " gradient may be None",
+            " gradient may be None; a result that is an argument has no grad_fn",
             {
                 **dict.fromkeys(
-                    ("several", "shared", "one"), as_plain("output", "results", "input_grad", "grad")
+                    ("several", "shared", "one", "handed-back"),
+                    as_plain("output", "results", "input_grad", "grad"),
                 ),
                 "measured-several": measured_as_plain,
             },

@@ -34,6 +34,7 @@ from labkit.checks.lesson_05.subjects import (
     with_dropout,
     with_its_own_dropout,
     with_mask,
+    with_x_handed_back,
     x_as_data,
 )
 from labkit.checks.rank import Rank
@@ -221,6 +222,7 @@ RUNS: Mapping[str, Run] = {
     "dropout": _run(_once, Recipe(with_dropout)),
     "own-dropout": _run(_once, Recipe(with_its_own_dropout)),
     "autocast": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.bfloat16)),
+    "nested-dropout": _run(_nested, Recipe(with_dropout)),
     "half": _run(_once, Recipe(in_part_in_full, dtype=torch.float32, autocast=torch.float16)),
     "single": _run(_once, Recipe(dtype=torch.float32)),
     "types": _run(_types, Recipe(dtype=torch.float32)),
@@ -230,6 +232,7 @@ RUNS: Mapping[str, Run] = {
     "several": _run(_once, Recipe(Several, several_arguments)),
     "shared": _run(_once, Recipe(Several, one_for_two)),
     "one": _run(_once, Recipe(one_result)),
+    "handed-back": _run(_once, Recipe(with_x_handed_back)),
     "nested": _run(_nested),
     "buffers": _run(_once, Recipe(with_batch_norm)),
     "deep-buffers": _run(_once, Recipe(with_deep_batch_norm)),

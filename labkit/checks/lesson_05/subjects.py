@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,8 +22,9 @@ class Subject:
     gets.
 
     given: what gradients are read from; args: what the function is called with, the same, or what is made of
-    it. in_a_row: how often it is called, each time with what it gave before. counted: the module whose runs
-    are counted.
+    it. in_a_row: how often it is called, each time with what it gave before. backwards: the numbers of calls
+    that do not hear of each other, in the order of their backwards. counted: the module whose runs are
+    counted.
     """
 
     function: Call
@@ -35,6 +36,7 @@ class Subject:
     autocast: torch.dtype | None
     counted: nn.Module
     in_a_row: int = 1
+    backwards: Sequence[int] = (0,)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -69,6 +71,13 @@ class _One(nn.Sequential):
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
         return (super().forward(x),)
+
+
+class _HandedBack(nn.Sequential):
+    """A result, x itself, and one without a graph."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return super().forward(x), x, 0.5 * x.detach()
 
 
 class _Noise(nn.Dropout):
@@ -181,6 +190,11 @@ def one_result(width: int, inner: int) -> nn.Module:
     return _One(*_mlp(width, inner).children())
 
 
+def with_x_handed_back(width: int, inner: int) -> nn.Module:
+    """The MLP, among whose results is x itself."""
+    return _HandedBack(*_mlp(width, inner).children())
+
+
 def _x(handed: Inputs) -> tuple[Any, ...]:
     return (handed["x"].clone().requires_grad_(),)
 
@@ -243,12 +257,14 @@ class Recipe:
             module.get_parameter(name).requires_grad_(False)
         given, result = self.args(handed), case.params.get("result", 0)
         args = _made_of(given) if case.params.get("made") else given
-        in_a_row = case.params.get("in_a_row", 1)
+        in_a_row, backwards = case.params.get("in_a_row", 1), case.params.get("backwards", (0,))
         function = CALLED[case.params.get("called", "module")](module)
         grad_output = handed["grad_output"]
         if self.ones or case.params.get("zeros"):
             grad_output = torch.full_like(grad_output, float(self.ones))
-        return Subject(function, given, args, module, grad_output, result, self.autocast, module, in_a_row)
+        return Subject(
+            function, given, args, module, grad_output, result, self.autocast, module, in_a_row, backwards
+        )
 
     def _dtype(self, case: Case) -> torch.dtype:
         """The case's, if it names one."""
