@@ -580,7 +580,8 @@ class OnDevice(torch.autograd.Function):
 # While a layer works, the next offloaded one is on its way, and the first of them while the last resident
 # layer works, or earlier; in backward the next one is the one before. The device never holds more than the
 # resident layers, the layer at work, and the one on its way, beside activations and gradients; a pass that is
-# over leaves no activations there, and a copy that it left over is too old for the next forward.
+# over leaves no activations there, and a copy that it left over is too old for the next forward, also where
+# an error ended the pass. The backwards of several forward passes come in any order.
 #
 # `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside. Leave alone
 # what torch keeps to itself (`torch._C`), here and elsewhere: no exercise needs it, and code that reaches for

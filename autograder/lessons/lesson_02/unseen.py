@@ -156,6 +156,7 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("whole numbers", "buffers", with_orders(layers), draw.randint(0, 5), lead, seed),
             offload_case("in a tuple", "extreme", layers, draw.randint(1, 6), lead, seed, in_tuple=True),
             offload_case("dropout", "dropout", with_dropout(layers), draw.randint(0, 6), lead, seed),
+            *_after_a_failure(draw, layers, lead, seed),
             offload_case("none", "extreme", layers, 0, lead, seed),
             offload_case("all", "extreme", layers, 7, lead, seed),
             offload_case("one of one", "extreme", layers[:1], 0, lead, seed),
@@ -163,6 +164,17 @@ def _offload_cases(seed: int) -> list[Case]:
             offload_case("negative", "refusal", layers, -3, [3], seed, names=["-3"]),
         ]
     )
+
+
+def _after_a_failure(draw: Random, layers: Specs, lead: list[int], seed: int) -> list[Case]:
+    """A pass that fails in forward where a layer is still to come, or in backward where one is."""
+    resident = draw.randint(0, len(layers) - 3)
+    fails = draw.randint(resident + 1, len(layers) - 2)
+    where: dict[str, Any] = {"layers": layers, "resident": resident, "lead": lead, "seed": seed}
+    return [
+        offload_case("a pass that failed", "failed", **where, fails=fails),
+        offload_case("a backward that failed", "failed", **where, fails=fails, in_backward=True),
+    ]
 
 
 def _stage_cases(seed: int) -> list[Case]:

@@ -15,6 +15,7 @@ from labkit import devices
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_02.crossings import AFTERWARDS, Passes, crosses_once, works_where_told
+from labkit.checks.lesson_02.failing import fail
 from labkit.checks.lesson_02.plain_model import (
     INFERENCE,
     BesideGraph,
@@ -44,10 +45,6 @@ TIED_AFAR: Specs = [*TIED, ["dense", 6, 4], ["tied", 0], ["dense", 6, 4], ["tied
 MIRRORED: Specs = [["dense", 6, 4], ["dense", 4, 4], ["mirrored", 0, "dense"], ["dense", 4, 3]]
 MIRRORED_BUFFER: Specs = [["dense", 6, 4], ["dense", 4, 4], ["mirrored", 0, "scaled"], ["dense", 4, 3]]
 TWICE: Specs = [["dense", 5, 4], ["dense", 4, 4], ["dense", 4, 4], ["again", 1]]
-
-
-class PassFailed(Exception):
-    """What a pass ends with that is made to fail."""
 
 
 class OnDevices:
@@ -107,7 +104,7 @@ def use_layerwise_model(rank: Rank) -> None:
         seat, thawed = InARow(rank, gpus, layers), rank.params.get("thawed", ())
         if rank.case.kind == "tied":
             before = _objects(layers)
-            _fail(model, layers[rank.params.get("fails", -1)], rank.inputs["x"])
+            fail(model, layers[rank.params.get("fails", -1)], rank.inputs["x"])
             rank.fact("replaced", sum(a != b for a, b in zip(before, _objects(layers), strict=True)))
         compare(seat, model, rank.inputs, rank.params.get("x_on", "cpu"), thawed)
         follow_graph(seat, model, rank.inputs)
@@ -132,32 +129,9 @@ def _tell_places(rank: Rank, model: nn.Module) -> None:
     rank.fact("buffers", [str(b.device) for b in model.buffers()])
 
 
-def _fail(model: nn.Module, layer: nn.Module, x: Tensor) -> None:
-    """Passes that end in an error of this layer, as those do that run out of memory. The first is without
-    gradients, and the weights are others than afterwards: what such a pass leaves behind would be seen.
-    """
-
-    def fail(*_: object) -> None:
-        raise PassFailed
-
-    hook = layer.register_forward_hook(fail)
-    _scale(model, 2)
-    for with_gradients in (False, True):
-        with torch.set_grad_enabled(with_gradients), contextlib.suppress(PassFailed):
-            model(x.clone())
-    hook.remove()
-    _scale(model, 0.5)
-
-
 def _objects(layers: Sequence[nn.Module]) -> list[int]:
     """Which object each parameter of each layer is."""
     return [id(p) for layer in layers for _, p in layer.named_parameters(remove_duplicate=False)]
-
-
-@torch.no_grad()
-def _scale(model: nn.Module, factor: float) -> None:
-    for parameter in model.parameters():
-        parameter.mul_(factor)
 
 
 def train_with_an_earlier_optimizer(rank: Rank) -> None:

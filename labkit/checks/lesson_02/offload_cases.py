@@ -21,7 +21,7 @@ def offload_case(
     name: str, kind: str, layers: Specs, resident: int, lead: list[int], seed: int, **params: Any
 ) -> Case:
     """`layers` on one device, of which the first `resident` stay there. in_tuple: they are handed over in a
-    tuple.
+    tuple. fails, in_backward: the layer at which a pass ends in an error, and whether in its backward.
     """
     return Case(name, 1, {"layers": layers, "resident": resident, "lead": lead, **params}, seed, kind=kind)
 
@@ -77,6 +77,7 @@ def offload_cases(seed: int) -> list[Case]:
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0", dtype="bfloat16"),
         offload_case("x on another device", "values", SMALL, 2, [3], seed, x_on="cuda:0", gpu=1),
         offload_case("2 of 6 wide ones resident", "values", wide, 2, [1], seed),
+        offload_case("after a pass that failed", "failed", SMALL, 1, [3], seed, fails=2),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),
         offload_case("memory, none of 6 resident", "watched", wide, 0, [1], seed),

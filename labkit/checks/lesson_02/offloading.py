@@ -18,6 +18,7 @@ from labkit.checks.lesson_02.device_time import (
     on_a_clock_of_their_own,
     seconds_beside_work,
 )
+from labkit.checks.lesson_02.failing import fail, fail_in_backward
 from labkit.checks.lesson_02.fetching import (
     Watched,
     answer_gradients,
@@ -96,8 +97,16 @@ def use_offloaded_model(rank: Rank, late: bool = False) -> None:
         compare(seat, model, rank.inputs, params.get("x_on", "cpu"), thawed, asks)
 
 
+def use_after_a_failure(rank: Rank) -> None:
+    """Let a pass fail in a layer, and then report every value the plain model has too."""
+    with _model_on_device(rank) as (model, layers, gpu):
+        failing = fail_in_backward if rank.params.get("in_backward", False) else fail
+        failing(model, layers[rank.params["fails"]], rank.inputs["x"])
+        compare(OnDevices(rank, gpu), model, rank.inputs)
+
+
 def use_two_batches(rank: Rank) -> None:
-    """Two forward passes, and one backward through both. Answers: grad.N, output."""
+    """Two forward passes, and one backward through both or one for each. Answers: grad.N, output."""
     with _model_on_device(rank) as (model, _, _):
         add_two_batches(rank, model, rank.inputs)
 
@@ -197,6 +206,7 @@ RUNS = {
     **dict.fromkeys(("values", "ids", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
     "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
     "two-models": Run(use_two_models, draw_layer_inputs, evidence=BesideTwoModels),
+    "failed": _run(use_after_a_failure),
     "late": _run(partial(use_offloaded_model, late=True)),
     "late-buffers": _run(partial(use_offloaded_model, late=True)),
     **dict.fromkeys(WATCHED, _run(watch_offloaded_model)),
@@ -257,9 +267,11 @@ EXERCISE = Exercise(
             "trained-weights",
             "numbers",
             1,
-            "After two steps of SGD every weight is what it would be in the plain model.",
-            "copies fetched before the optimizer's step were used after it",
-            {"values": every(equals("trained"), parameters_stay)},
+            "After two steps of SGD every weight is what it would be in the plain model; what a pass that"
+            " failed has fetched is not used.",
+            "copies fetched before the optimizer's step, or by a pass that raised an error, were used"
+            " after it",
+            {"values": every(equals("trained"), parameters_stay), "failed": equals("output")},
         ),
         Property(
             "peak-memory",
@@ -338,7 +350,8 @@ EXERCISE = Exercise(
             "two-batches",
             "robustness",
             1,
-            "Several forward passes, of two models too, may come before their backward, with dropout too.",
+            "Several forward passes, of two models too, may come before their backwards, which come in any"
+            " order, with dropout too.",
             "what a forward leaves in the model for its backward is overwritten by the next one, or the"
             " copies of all models are in one dictionary of the class",
             {"two-batches": equals("grad", "output"), "two-models": equals("grad")},

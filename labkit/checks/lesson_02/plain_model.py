@@ -159,9 +159,10 @@ class BesideGraph(BesidePlain):
 
 
 def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
-    """A backward for one batch, and one for two, with a pass without gradients before it: gradients add up.
-    Then a step of SGD, and what the model gives. Random numbers are those of every other call. Answers:
-    grad.N (N counts in order), output.
+    """A backward for one batch, one for two, with a pass without gradients before it, and two whose forward
+    passes have come before, in their order and the other way round: gradients add up. Then a step of SGD, and
+    what the model gives. Random numbers are those of every other call. Answers: grad.N (N counts in order),
+    output.
     """
     with same_random_numbers():
         error_of(model, batches_of(inputs)[0]).backward()
@@ -169,6 +170,9 @@ def add_two_batches(seat: Seat, model: nn.Module, inputs: Inputs) -> None:
         with torch.no_grad():
             model(inputs["x"])
         torch.stack(losses).sum().backward()
+        for order in (1, -1):
+            for loss in [error_of(model, batch) for batch in batches_of(inputs)][::order]:
+                loss.backward()
         for number, parameter in enumerate(model.parameters()):
             seat.answer(f"grad.{number}", parameter.grad)
         descend(model)
