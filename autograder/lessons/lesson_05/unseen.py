@@ -63,6 +63,12 @@ def _checkpoint_cases(seed: int) -> list[Case]:
 
 def _calls_in_any_order(draw: Random, seed: int, sizes: Mapping[str, Any]) -> list[Case]:
     """Calls whose backwards come neither first in, first out, nor last in, first out."""
+    ways: list[tuple[str, str, dict[str, Any]]] = [
+        ("dropout", "dropout", {"called": draw.choice(list(CALLED))}),
+        ("dropout by a function", "own-dropout", {"called": draw.choice(list(CALLED))}),
+        ("dropout, nested", "nested-dropout", {}),
+        ("averages", "buffers", {}),
+    ]
     return [
         checkpoint_case(
             f"unseen: {name}, calls in any order",
@@ -72,12 +78,7 @@ def _calls_in_any_order(draw: Random, seed: int, sizes: Mapping[str, Any]) -> li
             **sizes,
             **more,
         )
-        for name, kind, more in (
-            ("dropout", "dropout", {"called": draw.choice(list(CALLED))}),
-            ("dropout by a function", "own-dropout", {"called": draw.choice(list(CALLED))}),
-            ("dropout, nested", "nested-dropout", {}),
-            ("averages", "buffers", {}),
-        )
+        for name, kind, more in ways
     ]
 
 
