@@ -30,7 +30,7 @@ LONGEST_FIRST = (
 )
 ONE_MACHINE = ("cluster/", "autograder/test_slurm")  # one Slurm, and users with fixed numbers
 ALONE = ("browser/test_lessons", "test_every_lesson")  # tests that share nothing with others of their file
-DAYS = 5  # `make test` tries a test that is marked days(n) where that is what the number of the day leaves
+DAYS = 7  # `make test` tries a test that is marked days(n) where that is what the number of the day leaves
 
 # A shell's background command ignores interrupts, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     its_days = item.get_closest_marker("days")
     if its_days and SAMPLE in os.environ and _day_of(item, its_days) != today() % DAYS:
-        pytest.skip("one that `make test` tries every fifth day; pytest runs it")
+        pytest.skip(f"one that `make test` tries every {DAYS} days; pytest runs it")
     for marker in ("gpu", "browser", "sandbox", "apptainer", "slurm", "hub"):
         if item.get_closest_marker(marker) is None:
             continue

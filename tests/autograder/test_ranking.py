@@ -121,7 +121,7 @@ def course_with(root: Path, capstones: dict[str, str]) -> Course:
     return course
 
 
-@pytest.mark.days(0)
+@pytest.mark.days(5)
 @pytest.mark.sandbox
 @pytest.mark.timeout(580)
 def test_a_class_is_graded_and_ranked(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_many_small_statements_are_read_within_the_limits() -> None:
     assert [len(parsed.statements) for parsed in found] == [0, 1200, 1]
 
 
-@pytest.mark.days(1)
+@pytest.mark.days(6)
 def test_a_cell_that_takes_too_long_is_its_own_problem_alone() -> None:
     """Until there are too many of them: the rest is then left unread, and said to be."""
     cells = [Cell("cell 2", nested(19)), MADE, Cell("cell 10", nested(19)), Cell("cell 11", "K = 1")]

@@ -36,7 +36,7 @@ def start(course: Path, **environment: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.days(2)
+@pytest.mark.days(6)
 def test_an_end_in_between_leaves_nothing(
     tmp_path: Path, make_course: MakeCourse, ending: signal.Signals
 ) -> None:

@@ -61,7 +61,7 @@ def test_an_array_gives_the_same_grades(slurm: LocalSlurm, tmp_path: Path, make_
         assert {s: gradebook.find_submission(LESSON, s).score for s in expected} == expected
 
 
-@pytest.mark.days(4)
+@pytest.mark.days(5)
 def test_one_student_again_is_that_student_alone(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:
@@ -77,7 +77,7 @@ def test_one_student_again_is_that_student_alone(
     assert after["bob"] == before["bob"]
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(5)
 def test_who_cannot_be_graded_keeps_nobody_out_of_the_gradebook(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:
@@ -122,7 +122,7 @@ def test_an_array_that_slurm_has_forgotten_is_over(
     assert list(batch._looks("999999")) == []
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(5)
 def test_a_controller_that_does_not_answer_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not taken for an array that is over."""
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")

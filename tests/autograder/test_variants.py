@@ -132,7 +132,7 @@ def test_a_survivor_fails_the_run_until_it_is_excused(
     assert "is no edit" in told[-1]
 
 
-@pytest.mark.days(0)
+@pytest.mark.days(6)
 def test_too_slow_is_tried_once_more_with_twice_the_time() -> None:
     """A host that is busy makes no wrong answer of what is only slow; what never ends has hung."""
     track = Track(EXERCISE)
