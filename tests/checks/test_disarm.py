@@ -96,7 +96,8 @@ def test_it_is_refused_in_every_way_and_all_else_works() -> None:
     told = json.dumps([NAMES, (*WAYS, IN_OTHER_WORDS, *STILL_THERE)])
     done = subprocess.run([sys.executable, "-c", TRIAL, told], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    came_of = dict(zip((*WAYS, IN_OTHER_WORDS, *STILL_THERE), json.loads(done.stdout), strict=True))
+    said = done.stdout.splitlines()[-1]  # gloo of torch 2.8 says there that it is connected
+    came_of = dict(zip((*WAYS, IN_OTHER_WORDS, *STILL_THERE), json.loads(said), strict=True))
     assert {way: came_of[way] for way in WAYS if came_of[way] != "ForbiddenCall"} == {}
     assert came_of[IN_OTHER_WORDS] == "RuntimeError"
     assert {way: came_of[way] for way in STILL_THERE} == dict.fromkeys(STILL_THERE, "done")

@@ -140,16 +140,29 @@ def test_who_gets_how_much_of_an_all_to_all() -> None:
         rows = torch.ones(sum(counts), 3)
         dist.all_to_all_single(torch.empty_like(rows), rows, counts, counts)
         dist.all_to_all_single(torch.empty(6), torch.ones(6))
-        dist.all_to_all([torch.empty(1) for _ in range(3)], [torch.ones(1) for _ in range(3)])
 
     job = labkit.launch(uneven, ranks=3)
     for rank in range(3):
-        rows, halves, listed = of_rank(job.collectives, rank)
+        rows, halves = of_rank(job.collectives, rank)
         assert rows.sent == rows.received == tuple(12 * (rank + other) for other in range(3))
         assert sent_bytes(rows) == 12 * (3 * rank + 3 - 2 * rank)
         assert halves.sent == halves.received == (8, 8, 8)
         assert sent_bytes(halves) == 16
-        assert (listed.sent, listed.received, sent_bytes(listed)) == ((4, 4, 4), (4, 4, 4), 8)
+
+
+def test_who_gets_how_much_of_lists() -> None:
+    def listed() -> None:
+        dist.all_to_all([torch.empty(1) for _ in range(3)], [torch.ones(1) for _ in range(3)])
+
+    try:
+        job = labkit.launch(listed, ranks=3)
+    except labkit.LaunchError as error:
+        if "does not support alltoall" in str(error):
+            pytest.skip("gloo of this torch exchanges no lists")
+        raise
+    for rank in range(3):
+        (call,) = of_rank(job.collectives, rank)
+        assert (call.sent, call.received, sent_bytes(call)) == ((4, 4, 4), (4, 4, 4), 8)
 
 
 def test_calls_on_a_smaller_group_and_without_waiting() -> None:
