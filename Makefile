@@ -3,7 +3,7 @@
 # make thorough  all that tries the checks and takes long (hours on two cores; goes on where it was), written down when it has passed
 # make gpu     all that needs a GPU, tried and measured    PART=tests  OUT=gpu-report
 # make bundle-gpu  a folder for a node with GPUs and no network    BUNDLE=gpu-bundle  NODE_PYTHON=3.12
-# make versions  tests with the oldest and the newest packages that are supported (an hour)    ENDS=lowest
+# make versions  tests with the oldest and the newest packages that are supported (20 minutes)    ENDS=lowest
 # make wheel   labkit and the lessons as one file, for students and hosted notebooks    WHEEL=dist
 # make site    the course as a web site, to read: lessons run once, with their outputs    SITE=build/site  RUN_LESSONS=06
 # make env     everything installed, nothing run

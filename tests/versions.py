@@ -1,6 +1,6 @@
 """Runs the tests that depend on versions at both ends of the supported range, and writes down how they went.
 
-    make versions                both ends: an hour, and 15 GB below .versions
+    make versions                both ends: twenty minutes, and 15 GB below .versions
     make versions ENDS=lowest    one of them
 
 Each end has an environment of its own, with the packages that versions.toml names and otherwise the newest
