@@ -12,7 +12,7 @@ import gc
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -40,7 +40,7 @@ class LiveBytes(InAllThreads):
         super().__init__()
         self.most = most
         # holding them keeps their keys from being used again
-        self._left_out = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in leave_out)}
+        self._left_out = {storage_key(s): s for s in _storages(leave_out)}
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.peak = 0
         self.history: list[int] = []
@@ -78,7 +78,7 @@ class LiveBytes(InAllThreads):
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of these from now on, as if an operation had made them."""
-        for storage in (tensor.untyped_storage() for tensor in tensors):
+        for storage in _storages(tensors):
             key = storage_key(storage)
             if key not in self._left_out and key not in self._alive:
                 self._alive[key] = weakref.ref(storage, partial(self._forget, key))
@@ -94,7 +94,20 @@ def has_bytes(thing: object) -> bool:
     if type(thing) not in (Tensor, nn.Parameter):
         return False
     tensor = cast(Tensor, thing)
-    return tensor.device.type != "meta" and tensor.layout is torch.strided
+    try:
+        return tensor.device.type != "meta" and tensor.layout is torch.strided
+    except RuntimeError:  # undefined: a backend's thread is letting go of it at this moment (seen with 2.8)
+        return False
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    """The memory behind these, but for those that have lost theirs since they were found."""
+    for tensor in tensors:
+        try:
+            storage = tensor.untyped_storage()
+        except RuntimeError:
+            continue
+        yield storage
 
 
 def tensors_of_process() -> list[Tensor]:
@@ -113,7 +126,7 @@ def bytes_of_process() -> int:
 
 
 def _bytes_behind(tensors: Iterable[Tensor]) -> int:
-    storages = {storage_key(s): s for s in (tensor.untyped_storage() for tensor in tensors)}
+    storages = {storage_key(s): s for s in _storages(tensors)}
     return sum(storage.nbytes() for storage in storages.values())
 
 

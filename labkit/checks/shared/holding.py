@@ -136,8 +136,8 @@ def _of_kind(things: Sequence[object], *kinds: type[Kind]) -> list[Kind]:
 
 def _behind_tensors(things: Sequence[object]) -> dict[int, int]:
     """Address -> bytes of the memory behind the tensors and storages among these."""
-    tensors = [part for tensor in _of_kind(things, Tensor) for part in _with_memory(tensor)]
-    storages = [*(t.untyped_storage() for t in tensors), *_of_kind(things, torch.UntypedStorage)]
+    of_tensors = [storage for tensor in _of_kind(things, Tensor) for storage in _memory_of(tensor)]
+    storages = [*of_tensors, *_of_kind(things, torch.UntypedStorage)]
     behind = {s.data_ptr(): s for s in storages if s.nbytes()}
     states = {address: s for address, s in behind.items() if is_generator_state(s)}
     waiting = [address for address, s in states.items() if s.device.type == "cpu" and has_more_to_give(s)]
@@ -145,21 +145,21 @@ def _behind_tensors(things: Sequence[object]) -> dict[int, int]:
     return {address: s.nbytes() for address, s in behind.items() if address not in free}
 
 
-def _with_memory(tensor: Tensor) -> list[Tensor]:
-    """Tensors with the memory behind this one: itself, or the parts of a sparse one. A tensor that wraps
-    others, such as a DTensor, has none of its own.
+def _memory_of(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """The memory behind this tensor, or behind the parts of a sparse one. One that wraps others, such as a
+    DTensor, has none of its own, and one that a backend's thread lets go of at this moment has none any more.
     """
     if tensor.is_meta:
         return []
-    if tensor.is_mkldnn:
-        return [tensor.to_dense()]  # its own memory has no address
     try:
-        parts = dense_parts(tensor)
-        for part in parts:
-            part.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
+        # the memory of one of mkldnn's has no address
+        parts = [tensor.to_dense()] if tensor.is_mkldnn else dense_parts(tensor)
+        storages = [part.untyped_storage() for part in parts]
+        for storage in storages:
+            storage.data_ptr()
+    except RuntimeError:
         return []
-    return parts
+    return storages
 
 
 def _numbers(things: Sequence[object]) -> int:
