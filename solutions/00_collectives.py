@@ -297,12 +297,14 @@ your_guess_kib = ...
 
 # %% [markdown]
 # ### Exercise: ring all-reduce
-# Only point-to-point calls: `send`, `recv`, `isend`, `irecv`, `batch_isend_irecv`. The tensor can have any
-# shape and dtype, need not be contiguous (it may be a transposed view on one rank and not on the next), need
-# not have a size that $n$ divides (or any elements at all), and $n$ can be any number from 1. Messages are
-# in the tensor's own dtype. A message may have up to $n$ elements more than an $n$-th of the tensor. In all,
-# a rank sends no more than twice the tensor, or than $2(n-1)$ parts of its size divided by $n$ and rounded
-# up, whichever is more: of an empty tensor nothing.
+# * **Calls**: point-to-point only, `send`, `recv`, `isend`, `irecv` or `batch_isend_irecv`, in the tensor's
+#   own dtype. $n$ can be any number from 1.
+# * **The tensor** can have any shape and any dtype that adds up. It need not be contiguous (it may be a
+#   transposed view on one rank and not on the next), need not have a size that $n$ divides, and may have no
+#   elements at all.
+# * **Bytes**: a message may have up to $n$ elements more than an $n$-th of the tensor. In all, a rank sends
+#   no more than twice the tensor, or than $2(n-1)$ parts of its size divided by $n$ and rounded up, whichever
+#   is more: of an empty tensor nothing.
 #
 # Mind the first step: if every rank calls `send` and only then `recv`, who receives?
 #

@@ -350,13 +350,15 @@ prediction("time of 256 pieces / one piece", your_factor, round(took[-1] / took[
 # %% [markdown]
 # ### Exercise: assign_buckets
 #
-# From the last parameter to the first, put each into
-# the current bucket as long as the bucket stays within `bucket_bytes`; otherwise open a new one. **Bytes**,
-# not elements: where a bucket counts elements, as in picotron, the caller has to divide the megabytes by the
-# bytes of a gradient first, or float32 buckets are four times as large as they say. A parameter that is
-# larger than a bucket has one of its own, which an empty one does not join either. One bucket holds one
-# dtype. Frozen parameters are in none. The parameters may come in a tuple as well as in a list; they stay as
-# they are. The buckets are a list of lists.
+# From the last parameter to the first, put each into the current bucket as long as the bucket stays within
+# `bucket_bytes`; otherwise open a new one.
+#
+# * **Bytes**, not elements: where a bucket counts elements, as in picotron, the caller has to divide the
+#   megabytes by the bytes of a gradient first, or float32 buckets are four times as large as they say.
+# * A parameter that is larger than a bucket has one of its own, which an empty one does not join either.
+# * One bucket holds one dtype. Frozen parameters are in none.
+# * The parameters may come in a tuple as well as in a list, and stay as they are. The buckets are a list of
+#   lists.
 
 
 # %% exercise="03.assign-buckets" difficulty=2 minutes=10

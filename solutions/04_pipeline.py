@@ -579,18 +579,19 @@ except labkit.LaunchError as error:
 # be the same rank, and where there are more ranks than stages some have none.
 #
 # `Mail` and `check_list` are suggestions: only `run_schedule` and `train_step` are called from outside.
-# `check_list` finds mistakes before anything is sent: an action that is neither forward nor backward (such
-# as a zero-bubble schedule's), a stage that is not here, a micro-batch that does not exist, an action that
-# is there twice, a backward before its forward, and a forward or backward that is missing, also where both
-# of a micro-batch are, all of a stage's, or the whole list on a rank that has stages. It looks at one stage
-# at a time: whether stages, this rank's too, go in an order in which each can have its message is for
-# `dry_run` to say beforehand, and such lists are not tried here.
 #
-# What is sent back from a stage is sent where the stage before it is frozen, too. An output that was sent may
-# be kept until the end, when all sends are waited for; what was received, an activation or a gradient, may
-# not. When `run_schedule` has returned, nothing of the batch is kept but gradients and the loss.
-# `gradients_ready` is called for every stage of the rank, a frozen one too, before the rank's next action:
-# whether the stage's last input gradient is sent before or after that is free.
+# * **What `check_list` finds**, before anything is sent: an action that is neither forward nor backward (such
+#   as a zero-bubble schedule's), a stage that is not here, a micro-batch that does not exist, an action that
+#   is there twice, a backward before its forward, and a forward or backward that is missing, also where both
+#   of a micro-batch are, all of a stage's, or the whole list on a rank that has stages.
+# * **What it does not look for**: whether stages, this rank's too, go in an order in which each can have its
+#   message. That is for `dry_run` to say beforehand, and such lists are not tried here.
+# * **Messages**: what is sent back from a stage is sent where the stage before it is frozen, too.
+# * **Memory**: an output that was sent may be kept until the end, when all sends are waited for; what was
+#   received, an activation or a gradient, may not. When `run_schedule` has returned, nothing of the batch is
+#   kept but gradients and the loss.
+# * **`gradients_ready`** is called for every stage of the rank, a frozen one too, before the rank's next
+#   action: whether the stage's last input gradient is sent before or after that is free.
 #
 # <details><summary>Hint 1</summary>Start with GPipe on two ranks and nothing else. Keep (input, output)
 # of each forward in a dict until its backward, and pop it there: what stays in the dict stays in

@@ -193,22 +193,25 @@ for asks in (True, False):
 # in between only the inputs are alive. `torch.utils.checkpoint` is what you are building, so it may not be
 # called.
 #
-# The arguments can be tensors or anything else, the function can return one tensor or several, an argument
-# itself among them, and not every result need be used. Several calls may come before their backwards, which
-# come in any order. A checkpoint may lie inside another: the inner function then runs three times, once in
-# forward and twice in backward. If the second run raises, its error comes through, and the random generator
-# is as it was before backward. If somebody overwrites an argument between forward and backward, the second
-# run is another one: plain autograd raises a `RuntimeError` then, and yours will too if its tensors are kept
-# by `ctx.save_for_backward`. (That is good style; no check overwrites an argument, or puts a module into
-# another mode in between. None has a function that returns a parameter itself, or a module that puts a new
-# tensor in a buffer's place.)
+# * **Arguments and results.** The arguments can be tensors or anything else, the function can return one
+#   tensor or several, an argument itself among them, and not every result need be used.
+# * **Several at once.** Several calls may come before their backwards, which come in any order. A checkpoint
+#   may lie inside another: the inner function then runs three times, once in forward and twice in backward.
+# * **Errors.** If the second run raises, its error comes through, and the random generator is as it was
+#   before backward.
+# * **Memory** is counted between forward and backward, by all that the process holds: beside the inputs and
+#   the results, 16 KiB are free for states and the like, and as much when backward is over and the gradients
+#   are gone, or when the results are dropped and no backward comes. That holds for functions and arguments of
+#   every kind: a module or not, a leaf or what another layer gave, of any dtype.
+# * **Numbers** are compared with those of plain autograd, most of them in float64.
 #
-# Memory is counted between forward and backward, by all that the process holds: beside the inputs and the
-# results, 16 KiB are free for states and the like, and as much when backward is over and the gradients are
-# gone, or when the results are dropped and no backward comes. That holds for functions and arguments of every
-# kind: a module or not, a leaf or what another layer gave, of any dtype. Numbers are compared with those of
-# plain autograd, most of them in float64. Start with the plain case, run the check, and let its rows lead you
-# through the rest.
+# If somebody overwrites an argument between forward and backward, the second run is another one: plain
+# autograd raises a `RuntimeError` then, and yours will too if its tensors are kept by
+# `ctx.save_for_backward`. (That is good style; no check overwrites an argument, or puts a module into another
+# mode in between. None has a function that returns a parameter itself, or a module that puts a new tensor in
+# a buffer's place.)
+#
+# Start with the plain case, run the check, and let its rows lead you through the rest.
 #
 # <details><summary>Hint 1: the skeleton</summary>
 #
@@ -342,13 +345,16 @@ labkit.check("05.checkpoint", checkpoint)
 # %% [markdown]
 # ### Exercise: checkpoint_sequential
 #
-# Run `layers` one after the other in `segments` checkpoints. Every layer stands in exactly one segment, and
-# their lengths differ by at most one: 7 layers in 3 segments are 3, 2 and 2, in whatever order. An
-# impossible number of segments is a `ValueError` that names it and the number of layers. What you are
-# handed stays as it is, and so does the layers' mode; their buffers change once, as without checkpoints.
-# Layers may be modules of any kind, `nn.Sequential` too; one that stands in `layers` twice runs twice.
-# Memory is counted between forward and backward, where a segment's input is kept, and while backward runs,
-# which builds up one segment at a time and lets it go (two at once are let pass).
+# Run `layers` one after the other in `segments` checkpoints.
+#
+# * **Segments.** Every layer stands in exactly one, and their lengths differ by at most one: 7 layers in 3
+#   segments are 3, 2 and 2, in whatever order. An impossible number of segments is a `ValueError` that names
+#   it and the number of layers.
+# * **Layers** may be modules of any kind, `nn.Sequential` too; one that stands in `layers` twice runs twice.
+#   What you are handed stays as it is, and so does the layers' mode; their buffers change once, as without
+#   checkpoints.
+# * **Memory** is counted between forward and backward, where a segment's input is kept, and while backward
+#   runs, which builds up one segment at a time and lets it go (two at once are let pass).
 #
 # <details><summary>Hint</summary><code>divmod(7, 3)</code> is <code>(2, 1)</code>: every segment has 2
 # layers, and 1 of them has one more.</details>

@@ -217,14 +217,16 @@ Table(
 # %% [markdown]
 # ### Exercise: tensor-parallel attention
 #
-# Cut a whole attention, compute with the rank's heads, and give the whole back. What stands in front and
-# behind is handed to you as `enter` and `leave`, two functions like `column_parallel` and `row_parallel`:
-# later you will put others in their place, and so does the check; with those, `enter` may return more
-# tokens than x has, so take b and s from what it returns. `attend(q, k, v, dropout)` takes the [b, heads,
-# s, d] of this rank's query, key and value heads and returns [b, query heads, s, d]; it is called once in a
-# forward, with the config's dropout in training, under `no_grad` too, and 0.0 after `eval()`. Fewer
-# key-value heads than query heads stay as few: `attend` knows which belong together. Positions come with x,
-# so that no head is rotated here. A rank does a $t$-th of the matrix products.
+# Cut a whole attention, compute with the rank's heads, and give the whole back. A rank does a $t$-th of the
+# matrix products. Positions come with x, so that no head is rotated here.
+#
+# * **In front and behind** stand `enter` and `leave`, two functions like `column_parallel` and `row_parallel`
+#   that are handed to you: later you will put others in their place, and so does the check. With those,
+#   `enter` may return more tokens than x has, so take b and s from what it returns.
+# * **`attend(q, k, v, dropout)`** takes the [b, heads, s, d] of this rank's query, key and value heads and
+#   returns [b, query heads, s, d]. It is called once in a forward, with the config's dropout in training,
+#   under `no_grad` too, and 0.0 after `eval()`.
+# * **Fewer key-value heads** than query heads stay as few: `attend` knows which belong together.
 #
 # <details><summary>Hint 1: from [b, s, heads d] to [b, heads, s, d]</summary>
 # <code>x.unflatten(-1, (-1, d)).transpose(1, 2)</code>: the heads are the outer of the two, the d numbers of
@@ -700,13 +702,15 @@ Table(
 # ### Exercise: two streams
 #
 # `random_state` and `set_random_state` read and put back the state of the generator that dropout uses;
-# `seeded_state` gives the state for a seed. Outside a stream, the generator must be as if nothing had
-# happened, even when an exception ends the block, `KeyboardInterrupt` among them: there the stream goes on
-# too, and the exception leaves the block. The same seed gives the same streams each time, in another process
-# too; another seed gives a rank other streams, and a rank counts by its number in `group`. What `own()` draws
-# with a seed is drawn with it nowhere else, neither by another rank nor by `shared()`, on rank 0 too, and in
-# large groups: with each of a dozen seeds, the first numbers of 192 ranks are compared. Nothing is sent.
-# Nobody enters a stream inside another one.
+# `seeded_state` gives the state for a seed. Nothing is sent, and nobody enters a stream inside another one.
+#
+# * **Outside a stream**, the generator is as if nothing had happened, even when an exception ends the block,
+#   `KeyboardInterrupt` among them: there the stream goes on too, and the exception leaves the block.
+# * **Seeds.** The same seed gives the same streams each time, in another process too. Another seed gives a
+#   rank other streams. A rank counts by its number in `group`.
+# * **Apart.** What `own()` draws with a seed is drawn with it nowhere else, neither by another rank nor by
+#   `shared()`, on rank 0 too, and in large groups: with each of a dozen seeds, the first numbers of 192 ranks
+#   are compared.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>
@@ -1113,13 +1117,17 @@ class TensorParallelMLP(nn.Module):
 # Put the pieces together, for both plans. Three questions decide every line: is $x$ whole or divided here?
 # Which stream does this dropout draw from? Does this whole parameter see all tokens or only its own?
 #
-# Attention's dropout is inside `attend(q, k, v, dropout)`, which came along from the whole attention: wrap
-# it, and enter no stream inside another one. What a block keeps for backward is measured: `F.layer_norm`
-# keeps its input and a few numbers a token, a norm that is written out keeps three times as much. It must be
-# 0.75 to 1.12 times what the plan's formula says (below, at "What a block keeps", there for 16 bits; the
-# check counts in its own dtype). Where whole parameters' gradients are summed, those calls of at most $4h$
-# numbers each are not counted. In training dropout is at work under `no_grad` too, after `eval()` nothing is
-# dropped. A rank does a $t$-th of the matrix products.
+# A rank does a $t$-th of the matrix products, and:
+#
+# * **Dropout.** Attention's is inside `attend(q, k, v, dropout)`, which came along from the whole attention:
+#   wrap it, and enter no stream inside another one. In training dropout is at work under `no_grad` too, after
+#   `eval()` nothing is dropped.
+# * **Memory.** What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers
+#   a token, a norm that is written out keeps three times as much. It must be 0.75 to 1.12 times what the
+#   plan's formula says (below, at "What a block keeps", there for 16 bits; the check counts in its own
+#   dtype).
+# * **Calls.** Where whole parameters' gradients are summed, those calls of at most $4h$ numbers each are not
+#   counted.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
@@ -1390,13 +1398,16 @@ draw_memory(
 #
 # ### Exercise: the tensor-parallel GPT
 #
-# The same three questions as for the block. Positions are whole: all rows of the whole model's. With divided
-# tokens a rank has, between table and head, its own tokens only, and adds their positions. The sum of token
-# and position vectors is dropped with the config's probability, in training, under `no_grad` and after a call
-# in evaluation too, other numbers each time. All-reduces of at most five numbers a token (the loss) are not
-# counted among the calls. A rank does a $t$-th of the matrix products. `to_full` has every name of the whole
-# model's state dict, `head.weight` too where it is tied; there `tokens.weight` is the only parameter of the
-# two, and `head_weight` is none, not even that one under a second name.
+# The same three questions as for the block, and a $t$-th of the matrix products for each rank.
+#
+# * **Positions** are whole: all rows of the whole model's. With divided tokens a rank has, between table and
+#   head, its own tokens only, and adds their positions.
+# * **Dropout.** The sum of token and position vectors is dropped with the config's probability, in training,
+#   under `no_grad` and after a call in evaluation too, other numbers each time.
+# * **Calls.** All-reduces of at most five numbers a token (the loss) are not counted.
+# * **Names.** `to_full` has every name of the whole model's state dict, `head.weight` too where it is tied;
+#   there `tokens.weight` is the only parameter of the two, and `head_weight` is none, not even that one under
+#   a second name.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>
@@ -1589,12 +1600,14 @@ prediction("the norm, which should be 2", your_norm, found)
 # %% [markdown]
 # ### Exercise: clip the gradient's norm
 #
-# Either list may be empty, and one rank may have no gradient of what is cut where another has. A `.grad` may
-# be changed in place or replaced; all keep their types, of which a call may have several. Gradients may lie
-# in memory in any order, be single numbers, or nothing but zeros; a frozen parameter that has one counts, and
-# a `max_norm` of 0 makes zeros of all. The norm, in whatever type you add up in, may be off by $10^{-5}$
-# of it, with 16-bit gradients by $10^{-4}$, and you may divide by norm + $10^{-6}$, as torch does. Where no
-# rank has anything cut, the all-reduce may be made or not.
+# * **Lists.** Either may be empty, and one rank may have no gradient of what is cut where another has. Where
+#   no rank has anything cut, the all-reduce may be made or not.
+# * **Gradients.** A `.grad` may be changed in place or replaced; all keep their types, of which a call may
+#   have several. They may lie in memory in any order, be single numbers, or nothing but zeros. A frozen
+#   parameter that has one counts.
+# * **Numbers.** The norm, in whatever type you add up in, may be off by $10^{-5}$ of it, with 16-bit
+#   gradients by $10^{-4}$, and you may divide by norm + $10^{-6}$, as torch does. A `max_norm` of 0 makes
+#   zeros of all.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. Reduce the cut ones' sum only, in one
 # dtype on every rank: a rank without gradients has none to take it from.</details>

@@ -376,16 +376,18 @@ prediction("steps until it changes", your_number_of_steps, found)
 # %% [markdown]
 # ### Exercise: sharded optimizer
 #
-# Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it, and its
-# `param_groups` are yours, in the same order and with every option that yours have, also one that torch does
-# not know. Padding may be in any group, or in none. A parameter without a gradient counts as one with zeros,
-# and a rank may have none at all; frozen ones (`requires_grad=False`) are left alone, and their group stays
-# one. At least one parameter is trained, and all that are have one dtype. All replicas start equal. Send each
-# gradient once, through reduce-scatter and in the master's dtype, and each weight once, through all-gather
-# and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is torch's, to the nearest. After
-# `zero_grad` a rank holds the weights once, its share of the rest, and no gradient, its shard's neither. What
-# it holds is counted in whatever form it is kept, arrays, lists and bytes as well as tensors, with 96 KiB for
-# all that is none of these.
+# * **Groups.** Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it,
+#   and its `param_groups` are yours, in the same order and with every option that yours have, also one that
+#   torch does not know. Padding may be in any group, or in none.
+# * **Parameters.** At least one is trained, and all that are have one dtype; all replicas start equal. One
+#   without a gradient counts as one with zeros, and a rank may have none at all. Frozen ones
+#   (`requires_grad=False`) are left alone, and their group stays one.
+# * **Bytes.** Send each gradient once, through reduce-scatter and in the master's dtype, and each weight
+#   once, through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is
+#   torch's, to the nearest.
+# * **Memory.** After `zero_grad` a rank holds the weights once, its share of the rest, and no gradient, its
+#   shard's neither. What it holds is counted in whatever form it is kept, arrays, lists and bytes as well as
+#   tensors, with 96 KiB for all that is none of these.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -552,11 +554,13 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 #
 # After `loss.backward()`, `shards[i].grad` has this rank's part of bucket $i$'s gradient, averaged over
 # ranks, and no parameter of the module has a `.grad`. Two backward passes add up there, also where
-# `gather_weights` is called in between. Each backward sends one reduce-scatter a bucket, `gather_weights` one
-# all-gather a bucket, and nothing else goes; both have ended when the call returns. Weights are held once.
-# Peak of the gradients, where every rank uses every layer: the shards, and at most two buckets whole at a
-# time. What stays is counted in whatever form it is kept, as in stage 1. In each backward a rank uses one
-# parameter of the module at least.
+# `gather_weights` is called in between.
+#
+# * **Calls.** Each backward sends one reduce-scatter a bucket, `gather_weights` one all-gather a bucket, and
+#   nothing else goes; both have ended when the call returns. In each backward a rank uses one parameter of
+#   the module at least.
+# * **Memory.** Weights are held once. Peak of the gradients, where every rank uses every layer: the shards,
+#   and at most two buckets whole at a time. What stays is counted in whatever form it is kept, as in stage 1.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and
@@ -1137,10 +1141,12 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 #
 # Scale every gradient by $\min(1,\ \mathrm{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place (a `.grad`
 # may be a view of a flat tensor, which is clipped with it), and return the norm before scaling, the same
-# scalar on every rank, in float32 or float64. Sum in float64. A parameter may have no gradient (on this
-# rank), and then has none afterwards; a frozen one may have one, which counts, and there may be no shards,
-# or no replicated ones. Replicated ones have any shape, and their `.grad` may be transposed. `max_norm` is
-# 0 or more. What becomes of the padding does not matter. One all-reduce, also where there are no shards.
+# scalar on every rank, in float32 or float64. Sum in float64. `max_norm` is 0 or more.
+#
+# * **Which gradients.** A parameter may have none (on this rank), and then has none afterwards; a frozen one
+#   may have one, which counts. There may be no shards, or no replicated ones. Replicated ones have any shape,
+#   and their `.grad` may be transposed. What becomes of the padding does not matter.
+# * **Calls.** One all-reduce, also where there are no shards.
 
 
 # %% exercise="08.global-grad-norm" difficulty=2 minutes=8

@@ -761,12 +761,14 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 # ### Exercise: slow program 1
 #
 # Repair it: in each step at least half of the bytes are on their way while backward computes. There is a
-# second way to do it badly, one call for each parameter: each pays its latency. So make three all-reduces a
-# step or more, and at most half as many as there are parameters, and send every gradient once. Call
-# `torch.distributed`'s own functions, no functional collectives, wait for each call by its `wait()`, and
-# multiply no matrices but those of forward and backward. The batches may come from an iterator: go through
-# them once. There may be none. The model has six parameters or more, may have been trained before, and may be
-# trained again: gradients that it comes with count for nothing, and hooks are removed in the end.
+# second way to do it badly, one call for each parameter: each pays its latency.
+#
+# * **Calls.** Make three all-reduces a step or more, and at most half as many as there are parameters, and
+#   send every gradient once. Call `torch.distributed`'s own functions, no functional collectives, wait for
+#   each call by its `wait()`, and multiply no matrices but those of forward and backward.
+# * **The batches** may come from an iterator: go through them once. There may be none.
+# * **The model** has six parameters or more, may have been trained before, and may be trained again:
+#   gradients that it comes with count for nothing, and hooks are removed in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>
@@ -1088,22 +1090,27 @@ draw_breakdown(plain_record)
 # %% [markdown]
 # ### Exercise: make it fast
 #
-# Any plan of this course is fair: fewer calls, larger ones, later ones, behind backward, shards. Take each
-# batch when its step begins (an iterator hands it over then, and once); it has the micro-batches
-# `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. The next batch may have
-# more or fewer of both, and there may be none. At the end every rank has all of the weights. The model may
-# have been trained before, and may be trained again, as may another model: gradients that it comes with count
-# for nothing, and hooks are removed in the end. Call `torch.distributed`'s own functions, no functional
-# collectives, and wait for each call by its `wait()`: the machine of fixed speeds knows of no other way.
-# Libraries' own wrappers (DistributedDataParallel, FSDP) are not allowed.
+# Any plan of this course is fair: fewer calls, larger ones, later ones, behind backward, shards. At the end
+# every rank has all of the weights.
+#
+# * **Batches.** Take each when its step begins (an iterator hands it over then, and once). It has the
+#   micro-batches `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. The next
+#   batch may have more or fewer of both, and there may be none.
+# * **The model** may have been trained before, and may be trained again, as may another model: gradients that
+#   it comes with count for nothing, and hooks are removed in the end.
+# * **Calls.** Call `torch.distributed`'s own functions, no functional collectives, and wait for each call by
+#   its `wait()`: the machine of fixed speeds knows of no other way. Libraries' own wrappers
+#   (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
 # order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute
 # there, the optimizer's step as well. Who sends more bytes than a tenth of the weights through NumPy, lists
-# of numbers or another thread gets no points for speed. Points are given for at most 60% and at most 40% of
-# the plain program's time; for at most 12% of a step exposed, and 5% waiting or idle; and for holding at most
-# four times the weights between steps. Your instructor may publish a table of scores under names that people
-# chose: write one into `ranking_name`, or leave it empty and stay out.
+# of numbers or another thread gets no points for speed.
+#
+# Points are given for at most 60% and at most 40% of the plain program's time; for at most 12% of a step
+# exposed, and 5% waiting or idle; and for holding at most four times the weights between steps. Your
+# instructor may publish a table of scores under names that people chose: write one into `ranking_name`, or
+# leave it empty and stay out.
 #
 # <details><summary>Hint 1</summary>Gradients of several micro-batches add up by themselves in
 # <code>.grad</code>. Which of them need to be sent?</details>
