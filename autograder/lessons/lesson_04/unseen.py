@@ -8,12 +8,14 @@ from random import Random
 from typing import Any
 
 from labkit.checks.case import Case
-from labkit.checks.lesson_04.executor import bad_lists_case, foreign_stage_case, gpipe, one_f_one_b, run_case
+from labkit.checks.lesson_04.executor_cases import bad_lists_case, foreign_stage_case, run_case
 from labkit.checks.lesson_04.formulas import SCHEDULES, Setting, formula_case, near_share
 from labkit.checks.lesson_04.lists import (
     forwards_first,
+    gpipe,
     lists_by_choice,
     one_at_a_time,
+    one_f_one_b,
     random_lists,
     some_at_a_time,
 )

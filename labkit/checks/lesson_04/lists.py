@@ -80,6 +80,16 @@ def _backward_or(may_go_on: bool) -> Choose:
     return choose
 
 
+def gpipe(num_stages: int, num_micro_batches: int) -> list[list[Action]]:
+    """One stage a rank; even sends that block come to an end."""
+    return lists_by_choice(num_stages, num_stages, num_micro_batches, forwards_first)
+
+
+def one_f_one_b(num_stages: int, num_micro_batches: int) -> list[list[Action]]:
+    """One stage a rank; neighbours have messages for each other at the same time."""
+    return lists_by_choice(num_stages, num_stages, num_micro_batches, backwards_first(num_stages))
+
+
 def one_at_a_time(num_ranks: int, num_stages: int, num_micro_batches: int) -> list[list[Action]]:
     """Each micro-batch goes forward and back before the next one starts: even sends that block come to an
     end.
