@@ -1,4 +1,4 @@
-"""Which statements of a cell are definitions, and which definitions a name needs.
+"""A cell as a list of its definitions, and which definitions a name needs.
 
 Executing a whole notebook to grade one class would run its training loops on every rank. So a cell is read
 as a list of top-level statements; definitions are kept (imports, `def`, `class`, and assignments that call
@@ -12,53 +12,24 @@ from __future__ import annotations
 import __future__
 
 import ast
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+from labkit.checks.source.definitions import (
+    changed_names,
+    defined_names,
+    is_definition,
+    names_in_annotations,
+)
+from labkit.checks.source.ipython_lines import as_python
 from labkit.checks.source.names import looked_up
 from labkit.checks.source.syntax import parse
-from labkit.checks.source.text import python_lines
 
-# Calls that build a value and do nothing else, by the last part of their name. So do calls of classes: what
-# begins with a capital.
-PURE_CALLS = {
-    *("partial", "namedtuple", "dataclass", "field", "auto", "object", "getLogger", "compile"),
-    *("float", "int", "str", "bool", "complex", "bytes", "bytearray", "frozenset"),
-    *("dict", "list", "set", "tuple", "range", "defaultdict", "deque", "fromkeys", "copy"),
-    *("len", "min", "max", "abs", "round", "sorted", "sum", "any", "all", "divmod", "pow"),
-    *("sqrt", "isqrt", "ceil", "floor", "log", "log2", "exp", "prod", "gcd", "lcm"),
-    *("zip", "enumerate", "reversed", "items", "keys", "values", "get", "union"),
-    *("split", "join", "format", "replace", "strip", "lower", "upper", "encode"),
-    *(
-        "count",
-        "cycle",
-        "repeat",
-        "chain",
-        "product",
-        "accumulate",
-        "attrgetter",
-        "itemgetter",
-        "methodcaller",
-    ),
-    *("device", "is_available", "hasattr", "finfo", "iinfo", "dtype", "get_default_dtype"),
-    *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "linspace", "eye", "array"),
-}
-# Methods that fill what was made above: a table or a list of a notebook's, a function's variants by type.
-_FILLS = {
-    *("append", "extend", "insert", "appendleft", "add", "update", "setdefault", "remove", "pop", "clear"),
-    *("sort", "reverse", "register"),
-}
 LARGEST_CELL = 200_000  # characters; a cell a person wrote is far below
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _IN_THE_NOTEBOOK = ("%%time", "%%capture", "%%prun")  # of a cell that is executed as it would be without them
-_TELLS = ("print", "warn", "warning", "info")  # calls that only tell a person something
-_ASSIGNS_MAGIC = re.compile(r"[\w, ]+=\s*[%!]")  # files = !ls
-_TIMED = re.compile(r"(?P<indent>\s*)%time\s+(?:--?[a-z-]+\s+)*(?P<code>.*\n?)")  # %time K = 6, which sets K
-_PROMPT = re.compile(r"(?:>>>|\.\.\.|In \[\d+\]:|\s*\.\.\.+:)(?: |$)")  # of what was copied with its prompts
-_MOST_LOOKS = 100  # times that a cell is parsed to tell its magics from its code
 
 
 @dataclass(frozen=True)
@@ -129,7 +100,7 @@ def _parsed(label: str, source: str) -> ParsedCell:
         raise ValueError(f"it has {len(source)} characters; the most that is read is {LARGEST_CELL}")
     if source.lstrip().startswith("%%") and source.split()[0] not in _IN_THE_NOTEBOOK:
         return ParsedCell()  # what runs on ranks or in a shell is not part of the notebook's own definitions
-    source, tree = _as_python(source)
+    source, tree = as_python(source)
     result = ParsedCell(source)
     for index, (node, code) in enumerate(zip(tree.body, _compiled(tree.body, label), strict=True)):
         if is_definition(node):
@@ -138,19 +109,8 @@ def _parsed(label: str, source: str) -> ParsedCell:
             where = f"{label}, line {node.lineno}"
             result.left_out.update(dict.fromkeys(defined_names(node), where))
             inside = (each for each in ast.walk(node) if isinstance(each, ast.stmt))
-            result.left_changes.update((name, where) for each in inside for name in _changed_names(each))
+            result.left_changes.update((name, where) for each in inside for name in changed_names(each))
     return result
-
-
-def _as_python(source: str) -> tuple[str, ast.Module]:
-    """The cell, with lines that are IPython's own taken out if it is no Python with them."""
-    try:
-        return source, parse(source)
-    except SyntaxError:
-        without = without_magics(_without_prompts(source))
-        if without == source:
-            raise
-        return without, parse(without)
 
 
 def _compiled(body: Sequence[ast.stmt], label: str) -> list[CodeType]:
@@ -262,104 +222,6 @@ def methods_of(source: str, statement: Statement, wanted: Iterable[str]) -> list
     return [each for each in node.body if isinstance(each, _FUNCTIONS) and each.name in set(wanted)]
 
 
-def is_definition(node: ast.stmt) -> bool:
-    """Whether a top-level statement only defines: executing it starts no work."""
-    match node:
-        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return True
-        case ast.Assign(value=value) | ast.AugAssign(value=value):
-            return _is_simple(value)
-        case ast.AnnAssign(value=value):
-            return value is None or _is_simple(value)
-        case ast.If(body=body, orelse=other) if _is_simple(node.test):
-            return all(is_definition(n) or _does_nothing(n) for n in body + other)
-        case ast.Try(body=body, handlers=handlers, orelse=other, finalbody=final):
-            inside = body + other + final + [n for h in handlers for n in h.body]
-            return all(is_definition(n) or _does_nothing(n) for n in inside)
-        case ast.Expr(value=ast.Call(args=args, keywords=keywords)) if _filled(node):
-            return all(map(_is_simple, (*args, *keywords)))
-    return isinstance(node, getattr(ast, "TypeAlias", ()))  # of Python 3.12
-
-
-def _does_nothing(node: ast.stmt) -> bool:
-    """Whether a statement beside definitions has no effect but on a person."""
-    match node:
-        case ast.Pass() | ast.Expr(value=ast.Constant()):
-            return True
-        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=told)):
-            return name in _TELLS and all(map(_is_simple, told))
-    return False
-
-
-def defined_names(node: ast.AST) -> list[str]:
-    """Names a statement binds at top level, in order."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return [name]
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return [alias.asname or alias.name.split(".")[0] for alias in names]
-        case ast.Name(id=name, ctx=ast.Store()):
-            return [name]
-        case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            return []
-    return [name for child in ast.iter_child_nodes(node) for name in defined_names(child)]
-
-
-def without_magics(source: str) -> str:
-    """The cell with IPython's own lines made to do nothing, so that line numbers stay.
-
-    What looks like one may be Python: a line of a text, or of an expression in brackets. So a line is taken
-    out where the parser stumbles over it; all that look so, where it stumbles over something else.
-    """
-    lines = python_lines(source)
-    for _ in range(_MOST_LOOKS):
-        try:
-            parse("".join(lines))
-            return "".join(lines)
-        except SyntaxError as error:
-            at = (error.lineno or 0) - 1
-            if not (0 <= at < len(lines) and _is_magic(lines[at])):
-                break
-            _take_out(lines, at)
-    return "".join(_without_magic(line) for line in lines)
-
-
-def _take_out(lines: list[str], at: int) -> None:
-    """Have a magic do nothing, with the lines on which it goes on."""
-    goes_on = lines[at].rstrip("\r\n").endswith("\\")
-    lines[at] = _without_magic(lines[at])
-    while goes_on and at + 1 < len(lines):
-        at += 1
-        goes_on, lines[at] = lines[at].rstrip("\r\n").endswith("\\"), "\n"
-
-
-def _is_magic(line: str) -> bool:
-    """Whether a line looks like a magic, a command for the shell, or asks for help."""
-    code = line.strip()
-    asks = code.startswith("?") or (code.endswith("?") and "#" not in code)
-    return asks or code.startswith(("%", "!")) or _ASSIGNS_MAGIC.match(code) is not None
-
-
-def _without_magic(line: str) -> str:
-    """`line`, or `pass` in place of a magic; what %time times is executed."""
-    if not _is_magic(line):
-        return line
-    if timed := _TIMED.fullmatch(line):
-        return timed["indent"] + timed["code"]
-    indent = line[: len(line) - len(line.lstrip())]
-    return f"{indent}pass\n"
-
-
-def _without_prompts(source: str) -> str:
-    """The cell without prompts before its lines and without their common indentation, as IPython takes it."""
-    lines = python_lines(source)
-    first = next((line for line in lines if line.strip()), "")
-    if _PROMPT.match(first):
-        return "".join(_PROMPT.sub("", line, count=1) for line in lines)
-    indent = first[: len(first) - len(first.lstrip())]
-    return "".join(line.removeprefix(indent) for line in lines)
-
-
 def _statement(label: str, index: int, node: ast.stmt, code: CodeType) -> Statement:
     now, later = looked_up(code)
     body = node.body if isinstance(node, ast.ClassDef) else []
@@ -370,73 +232,8 @@ def _statement(label: str, index: int, node: ast.stmt, code: CodeType) -> Statem
         last_line=node.end_lineno or node.lineno,
         defines=tuple(dict.fromkeys(defined_names(node))),
         needs=tuple(sorted(now)),
-        uses=tuple(sorted(later | _names_in_annotations(node))),
+        uses=tuple(sorted(later | names_in_annotations(node))),
         methods=tuple(each.name for each in body if isinstance(each, _FUNCTIONS)),
-        changes=tuple(dict.fromkeys(_changed_names(node))),
+        changes=tuple(dict.fromkeys(changed_names(node))),
         imports=isinstance(node, ast.Import | ast.ImportFrom),
     )
-
-
-def _changed_names(node: ast.stmt) -> Iterator[str]:
-    """Names of what a statement changes: by assigning to an attribute or entry, by a call that fills it, or
-    as a decorator.
-    """
-    targets: Sequence[ast.expr]
-    match node:
-        case ast.Expr():
-            targets = _filled(node)
-        case ast.FunctionDef(decorator_list=found) | ast.ClassDef(decorator_list=found):
-            targets = [each.func if isinstance(each, ast.Call) else each for each in found]
-        case ast.Assign(targets=targets):
-            pass
-        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-            targets = [target]
-        case _:
-            return
-    for place in targets:
-        while isinstance(place, ast.Attribute | ast.Subscript):
-            place = place.value
-            if isinstance(place, ast.Name):
-                yield place.id
-
-
-def _filled(node: ast.stmt) -> list[ast.expr]:
-    """Of a statement that is a call, the place it fills: `TABLE.update(...)`, `setattr(Made, "f", f)`."""
-    match node:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) as place)) if name in _FILLS:
-            return [place]
-        case ast.Expr(value=ast.Call(func=ast.Name(id="setattr"), args=[place, *_])):
-            return [ast.Attribute(place, "set")]
-    return []
-
-
-def _names_in_annotations(node: ast.AST) -> set[str]:
-    """Identifiers written as strings in annotations: forward references. Other strings name nothing."""
-    annotations = (part for each in ast.walk(node) if (part := _annotation(each)))
-    inside = (n.value for part in annotations for n in ast.walk(part) if isinstance(n, ast.Constant))
-    return {text for text in inside if isinstance(text, str) and text.isidentifier()}
-
-
-def _annotation(node: ast.AST) -> ast.expr | None:
-    match node:
-        case ast.arg(annotation=part) | ast.AnnAssign(annotation=part):
-            return part
-        case ast.FunctionDef(returns=part) | ast.AsyncFunctionDef(returns=part):
-            return part
-    return None
-
-
-def _is_simple(value: ast.AST) -> bool:
-    """Whether computing the value calls nothing but classes and PURE_CALLS. What a lambda would do later does
-    not count.
-    """
-    match value:
-        case ast.Lambda():
-            return True
-        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
-            if name not in PURE_CALLS and not name.lstrip("_")[:1].isupper():
-                return False
-        case ast.Call() | ast.Await() | ast.Yield() | ast.YieldFrom():
-            return False
-    parts = (ast.expr, ast.comprehension, ast.keyword)
-    return all(_is_simple(child) for child in ast.iter_child_nodes(value) if isinstance(child, parts))
