@@ -12,7 +12,7 @@ from labkit.record.exchange import Parts, find_misfit, parts_by_peer
 from labkit.record.state import Wait
 
 if TYPE_CHECKING:
-    from labkit.record.recorder import Entry
+    from labkit.record.entry import Entry
 
 _MUST_AGREE = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather"}
 _SAME_DTYPE = {*_MUST_AGREE, "all_to_all"}

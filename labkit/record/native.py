@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from labkit.record.entry import Entry
 from labkit.record.events import Collective
-from labkit.record.recorder import Entry
 from labkit.torch_private import NATIVE_OPS, dtype_bytes, dtype_name, members_of_group
 
 _CLOCK_SLACK = 0.0005  # seconds by which the flight recorder's clock may differ from ours

@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from labkit.record.recorder import Entry, Recorder, install
+from labkit.record.entry import Entry
+from labkit.record.recorder import Recorder, install
 from labkit.record.state import RUNNING, WAITING, StatePage
 from labkit.torch_private import Call
 from labkit.torch_private_gpu import watch_batches

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labkit.record.call_arguments import PEER, argument, exchanged, measure, member
+from labkit.record.entry import Entry
 from labkit.record.events import Collective, MemoryAt, MemoryUse, Span
 from labkit.record.lines import LineFinder
 from labkit.record.meter import MemoryMeter, restart_peak
@@ -20,96 +22,9 @@ from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, me
 from labkit.torch_private import CALLS, Call, agreed_options, watch_new_groups
 
 _NEW_GROUP = "new_group"
-_PEER = {"send": "dstRank", "recv": "srcRank"}  # torch's names of the argument
 _MANY_KINDS = 1000
 ASKED_AGAIN_AND_AGAIN = 20  # times that a handle was asked in vain before it said that its call is over
 _MOST_ENTRIES = 200_000  # calls that are kept of one rank; a longer job keeps its first ones
-
-
-class Entry:
-    """One call, while and after it happens. Times are of the machine's monotonic clock."""
-
-    __slots__ = (
-        "asked",
-        "detail",
-        "dtype",
-        "end",
-        "file",
-        "function",
-        "group",
-        "line",
-        "members",
-        "num_bytes",
-        "number",
-        "op",
-        "peer",
-        "posted",
-        "received",
-        "sent",
-        "shape",
-        "start",
-        "tag",
-    )
-
-    op: str
-    group: str
-    members: tuple[int, ...]
-    number: int
-    peer: int
-    tag: int
-    num_bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    detail: str
-    file: str
-    line: int
-    function: str
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    start: float
-    posted: float
-    end: float | None
-    asked: int  # times that its handle said that it is not over
-
-    def kind(self) -> tuple[Any, ...]:
-        """What calls of a loop have in common: everything but their number and their time."""
-        return (
-            self.op,
-            self.group,
-            self.peer,
-            self.tag,
-            self.num_bytes,
-            self.shape,
-            self.dtype,
-            self.detail,
-            self.file,
-            self.line,
-            self.function,
-            self.sent,
-            self.received,
-        )
-
-    def packed(self) -> bytes:
-        """As the state page holds it, with number 0."""
-        return pack_wait(
-            Wait(
-                self.op,
-                self.group,
-                0,
-                self.peer,
-                self.tag,
-                self.num_bytes,
-                self.shape,
-                self.dtype,
-                self.members,
-                self.file,
-                self.line,
-                self.function,
-                self.detail,
-                self.sent,
-                self.received,
-            )
-        )
 
 
 class Recorder:
@@ -164,14 +79,14 @@ class Recorder:
         entry = Entry()
         name, key, members = self._group(group)
         entry.op, entry.group, entry.members = call.op, name, members
-        _measure(entry, _argument(args, kwargs, call.input, call.name), self._dtypes)
+        measure(entry, argument(args, kwargs, call.input, call.name), self._dtypes)
         entry.sent, entry.received = (
-            _exchanged(args, kwargs, len(members)) if call.op == "all_to_all" else ((), ())
+            exchanged(args, kwargs, len(members)) if call.op == "all_to_all" else ((), ())
         )
         entry.peer, entry.tag = -1, 0
         if call.peer is not None:
-            entry.peer = _member(entry, _argument(args, kwargs, call.peer, _PEER[call.op]))
-            entry.tag = index(_argument(args, kwargs, 2, "tag") or 0)
+            entry.peer = member(entry, argument(args, kwargs, call.peer, PEER[call.op]))
+            entry.tag = index(argument(args, kwargs, 2, "tag") or 0)
         entry.detail = "" if entry.op in ("send", "recv") else agreed_options(args, kwargs, members)
         entry.file, entry.line, entry.function = self._find_line(2)
         packed = self._packed_once(entry)
@@ -333,61 +248,6 @@ class Recorder:
         elif entry.peer >= 0:
             self.page.count_receive(message, number)
         return number
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
-    return args[position] if position < len(args) else kwargs.get(name)
-
-
-def _member(entry: Entry, peer: int) -> int:
-    """The global rank of a group's rank. torch does not look whether it has that one: gloo waits for ever."""
-    if not 0 <= peer < len(entry.members):
-        towards = "to" if entry.op == "send" else "from"
-        last = len(entry.members) - 1
-        raise ValueError(f"{entry.op} {towards} rank {peer} of a group that has ranks 0 to {last}")
-    return entry.members[peer]
-
-
-def _measure(entry: Entry, value: Any, dtypes: dict[torch.dtype, str]) -> None:
-    """Fill in bytes, and the first tensor's shape and dtype. `value`: a tensor, or lists of them."""
-    while type(value) is list and len(value) == 1:
-        value = value[0]
-    tensors = [value] if isinstance(value, torch.Tensor) else _flatten(value or ())
-    if not tensors:
-        entry.num_bytes, entry.shape, entry.dtype = 0, (), ""
-        return
-    first = tensors[0]
-    entry.num_bytes = first.nbytes if len(tensors) == 1 else sum(tensor.nbytes for tensor in tensors)
-    entry.shape = tuple(first.shape)
-    dtype = first.dtype
-    entry.dtype = dtypes.get(dtype) or dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
-
-
-def _exchanged(
-    args: tuple[Any, ...], kwargs: dict[str, Any], ranks: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of each part that an all-to-all sends and expects, in the order of the group's ranks."""
-    into, given = _argument(args, kwargs, 0, "output"), _argument(args, kwargs, 1, "input")
-    if not isinstance(given, torch.Tensor):
-        return tuple(t.nbytes for t in _flatten(given)), tuple(t.nbytes for t in _flatten(into))
-    sent = _part_bytes(given, _argument(args, kwargs, 3, "input_split_sizes"), ranks)
-    return sent, _part_bytes(into, _argument(args, kwargs, 2, "output_split_sizes"), ranks)
-
-
-def _part_bytes(tensor: torch.Tensor, splits: Sequence[int] | None, ranks: int) -> tuple[int, ...]:
-    """Bytes of the parts of a tensor that is cut by rows; () where torch will say that it cannot be cut."""
-    rows = tensor.shape[0] if tensor.dim() else 0
-    even = splits is None or not len(splits)
-    sizes = [rows // ranks] * ranks if even else [int(size) for size in splits or ()]
-    if sum(sizes) != rows:
-        return ()
-    return tuple(size * (tensor.nbytes // max(1, rows)) for size in sizes)
-
-
-def _flatten(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for part in value for tensor in _flatten(part)]
 
 
 def install(recorder: Recorder) -> None:

@@ -37,7 +37,8 @@ from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import Call, all_awaited, calls_text, on_each, same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.record.current import current_recorder
-from labkit.record.recorder import Entry, Recorder
+from labkit.record.entry import Entry
+from labkit.record.recorder import Recorder
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool], Partial]
 Opened = Sequence[tuple[float, float, float]]  # of each time: as `Asked` has them
