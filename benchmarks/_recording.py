@@ -73,7 +73,7 @@ def _cpu_per_call(calls: int) -> float:
 def flight_recorder(rounds: int) -> Row:
     """CPU time of a call that meets nobody, with torch's flight recorder and without."""
     import labkit
-    from labkit.torch_private import ENABLE_FLIGHT_RECORDER
+    from labkit.torch_private_distributed import ENABLE_FLIGHT_RECORDER
 
     on, off = [], []
     for _ in range(rounds):

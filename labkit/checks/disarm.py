@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit.checks.forbidden import ForbiddenCall, refuse
-from labkit.torch_private import BACKEND, CALLS, collective_operators, replace_operator
+from labkit.torch_private_distributed import BACKEND, CALLS, collective_operators, replace_operator
 
 _REMAKES_CODE = ("exec", "function.__new__", "code.__new__")  # what Python tells an audit hook
 _DISTINCTIVE = 64  # bytes of instructions that no short function of a student's will have by chance

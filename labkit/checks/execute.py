@@ -21,7 +21,7 @@ from labkit.checks.rank import Rank, StudentLoadError, load_student, student_err
 from labkit.checks.seeding import seed_generators
 from labkit.record.current import current_recorder
 from labkit.record.threads import follow_threads
-from labkit.torch_private import end_groups_but, groups_made, job_store
+from labkit.torch_private_distributed import end_groups_but, groups_made, job_store
 
 # After an error, how long to wait for the other ranks to report the same case before giving the job up.
 SECONDS_FOR_OTHERS = 1.0

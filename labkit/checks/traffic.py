@@ -11,7 +11,7 @@ import msgspec
 from labkit.checks.case import JSON
 from labkit.record.native import with_native
 from labkit.record.recorder import Recorder
-from labkit.torch_private import flight_recorder_entries
+from labkit.torch_private_distributed import flight_recorder_entries
 
 
 @contextlib.contextmanager

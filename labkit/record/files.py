@@ -62,7 +62,7 @@ class Records:
 def write_records(path: Path, recorder: Recorder, entered: float) -> None:
     """Write communication, spans and memory. `entered`: when the rank began (monotonic): time 0."""
     from labkit.record.native import with_native  # torch, which a reader of records may not have imported
-    from labkit.torch_private import flight_recorder_entries
+    from labkit.torch_private_distributed import flight_recorder_entries
 
     calls = recorder.collectives(entered)
     calls = with_native(recorder.rank, calls, recorder.entries, flight_recorder_entries(), entered)

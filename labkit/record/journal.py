@@ -16,7 +16,8 @@ from labkit.record.live import has_bytes
 from labkit.record.names import named_as
 from labkit.record.recorder import Recorder
 from labkit.record.replay import Act
-from labkit.torch_private import CALLS, COLLECTS, FUTURE, WatchingMode, dense_parts, tree_iter
+from labkit.torch_private import WatchingMode, dense_parts, tree_iter
+from labkit.torch_private_distributed import CALLS, COLLECTS, FUTURE
 
 # By what a handle of a call is waited for, or says that this is over.
 _WAITS: dict[type, tuple[str, ...]] = {

@@ -11,7 +11,8 @@ from typing import Any
 
 from labkit.record.entry import Entry
 from labkit.record.events import Collective
-from labkit.torch_private import NATIVE_OPS, dtype_bytes, dtype_name, members_of_group
+from labkit.torch_private import dtype_bytes, dtype_name
+from labkit.torch_private_distributed import NATIVE_OPS, members_of_group
 
 _CLOCK_SLACK = 0.0005  # seconds by which the flight recorder's clock may differ from ours
 

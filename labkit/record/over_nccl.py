@@ -10,7 +10,7 @@ from typing import Any
 from labkit.record.entry import Entry
 from labkit.record.recorder import Recorder, install
 from labkit.record.state import RUNNING, WAITING, StatePage
-from labkit.torch_private import Call
+from labkit.torch_private_distributed import Call
 from labkit.torch_private_gpu import watch_batches
 
 

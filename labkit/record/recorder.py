@@ -19,7 +19,7 @@ from labkit.record.events import Collective, MemoryAt, MemoryUse, Span
 from labkit.record.lines import LineFinder
 from labkit.record.meter import MemoryMeter, restart_peak
 from labkit.record.state import RUNNING, WAITING, StatePage, Wait, group_key, message_key, pack_wait
-from labkit.torch_private import CALLS, Call, agreed_options, watch_new_groups
+from labkit.torch_private_distributed import CALLS, Call, agreed_options, watch_new_groups
 
 _NEW_GROUP = "new_group"
 _MANY_KINDS = 1000

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from labkit.torch_private import FUTURE, TorchDispatchMode, modes_of_thread
+from labkit.torch_private import TorchDispatchMode, modes_of_thread
+from labkit.torch_private_distributed import FUTURE
 
 # What starts a thread, in any release of Python; the first argument is what runs in it.
 _STARTS = {

@@ -23,7 +23,8 @@ AGAINST_THE_DIRECTION = {
     "labkit.parallel.own": ("labkit.checks.source.notebook", "labkit.checks.source.submission"),
 }
 PRIVATE = (  # modules that use what a library keeps to itself
-    *("labkit.torch_private", "labkit.torch_private_gpu"),
+    *("labkit.torch_private", "labkit.torch_private_distributed"),
+    *("labkit.torch_private_elastic", "labkit.torch_private_gpu"),
     "autograder.gradebook.nbgrader_private",
     *("labkit.magics", "labkit.launch.names"),  # IPython's
     "labkit.record.threads",  # what starts a thread of Python's

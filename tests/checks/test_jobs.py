@@ -14,7 +14,7 @@ from labkit.checks.files import RunRequest, mark_begun, read_request, write_answ
 from labkit.checks.jobs import JobFailure, cases_of_jobs, run_cases
 from labkit.checks.judge import patience
 from labkit.checks.source.submission import Submission
-from labkit.torch_private import end_groups_but, groups_made
+from labkit.torch_private_distributed import end_groups_but, groups_made
 
 CASES = [Case(name, 2, kind="values") for name in ("first", "second", "third")]
 HANDED = {case.name: [{"x": torch.tensor(rank)} for rank in range(2)] for case in CASES}

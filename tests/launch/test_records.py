@@ -15,7 +15,7 @@ from labkit.record import Collective
 from labkit.record.current import current_recorder
 from labkit.record.over_nccl import RecorderOverNccl
 from labkit.show.sharding import sent_bytes
-from labkit.torch_private import CALLS, GlooTalk
+from labkit.torch_private_distributed import CALLS, GlooTalk
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -59,7 +59,7 @@ from labkit.checks.lesson_03.replicas import BROADCAST_ID
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import STEPS, calls_of, calls_text, stays_in_group
 from labkit.checks.shared.places import enter_group
-from labkit.torch_private import job_store
+from labkit.torch_private_distributed import job_store
 
 OVERLAP_ID = "03.overlapped-data-parallel"
 LONGEST = 30.0  # seconds that a rank may be behind another

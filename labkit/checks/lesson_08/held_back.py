@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
-from labkit.torch_private import job_store
+from labkit.torch_private_distributed import job_store
 
 PATIENCE = 10.0  # seconds; a forward of such a stack takes hundredths
 

@@ -11,7 +11,7 @@ from labkit.checks.case import Case
 from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import refused
-from labkit.torch_private import groups_made
+from labkit.torch_private_distributed import groups_made
 
 RANKS = 2  # of a case
 Sizes = Mapping[str, int]

@@ -17,7 +17,7 @@ from labkit.checks.exercise import Evidence, Finding
 from labkit.checks.lesson_10.acts import acts_of
 from labkit.checks.rank import Rank
 from labkit.record.replay import Act
-from labkit.torch_private import job_store
+from labkit.torch_private_distributed import job_store
 
 MOST_ROUNDS = 8  # that are looked at; in the first a program may set itself up
 ENOUGH = 3  # rounds: chance may look where no call begins

@@ -22,7 +22,7 @@ from labkit.launch.engine.watchdog import Watchdog
 from labkit.launch.handover.directory import remove_stale
 from labkit.launch.handover.request import CONTROL, Request
 from labkit.record.state import ControlPage
-from labkit.torch_private import QuietAgent, quieten_elastic
+from labkit.torch_private_elastic import QuietAgent, quieten_elastic
 
 
 class Settled(RendezvousHandler):

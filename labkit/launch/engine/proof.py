@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from labkit.torch_private import GlooTalk, watch_connected
+from labkit.torch_private_distributed import GlooTalk, watch_connected
 
 _PATIENCE = timedelta(seconds=30)  # all others are connected by then: only busy processors take time
 _CODE_BYTES = 32

@@ -44,7 +44,7 @@ from labkit.record.files import write_records
 from labkit.record.over_nccl import RecorderOverNccl, install_over_nccl
 from labkit.record.recorder import Recorder, install
 from labkit.record.state import FAILED, FINISHED, RUNNING, STARTING, StatePage
-from labkit.torch_private import ENABLE_FLIGHT_RECORDER
+from labkit.torch_private_distributed import ENABLE_FLIGHT_RECORDER
 from labkit.torch_private_gpu import when_cuda_begins
 
 
