@@ -1,14 +1,30 @@
-"""What the arguments of the `autograder` command mean; a wrong one ends the command with a sentence."""
+"""What the commands of `autograder` have in common: what arguments mean, and how a sentence is told.
+
+A wrong argument ends the command with a sentence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from autograder.sandbox.choice import find_sandbox
 from autograder.sandbox.sandbox import NoSandbox, Sandbox
 from autograder.sandbox.unconfined import Unconfined
+from labkit.checks.source.text import visible
+
+if TYPE_CHECKING:
+    from autograder.gradebook.course import Course
+
+unsafe_option = click.option(
+    "--unsafe-no-sandbox", "unsafe", is_flag=True, help="Run submissions unconfined. Every grade is marked."
+)
+course_option = click.option(
+    "--course", default=".", type=click.Path(file_okay=False, path_type=Path), help="The course's folder."
+)
 
 
 def lesson_name(name: str) -> str:
@@ -54,3 +70,20 @@ def sandbox_here(unsafe: bool) -> Sandbox:
         return find_sandbox()
     except NoSandbox as problem:
         raise click.ClickException(str(problem)) from None
+
+
+def course_at(folder: Path) -> Course:
+    """The course in this folder."""
+    from autograder.gradebook.course import CONFIG_FILE, Course
+
+    if not (folder / CONFIG_FILE).is_file():
+        raise click.ClickException(
+            f"{folder.resolve()} is not a course: no {CONFIG_FILE}. Where the course is another folder, name "
+            f"it: `--course DIRECTORY`. `autograder init {folder}` makes a course of this one"
+        )
+    return Course(folder)
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print what may hold a student's words: a terminal obeys none of it."""
+    click.echo(visible(text), err=err)

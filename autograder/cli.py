@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autograder.arguments import known_exercises, lesson_name, number_of_jobs, sandbox_here
+from autograder.arguments import (
+    course_at,
+    course_option,
+    known_exercises,
+    lesson_name,
+    number_of_jobs,
+    sandbox_here,
+    say,
+    unsafe_option,
+)
+from autograder.reporting import export, report
 from autograder.selftest.command import selftest, thorough, wrong
 from labkit.checks.source.text import visible
 
 if TYPE_CHECKING:
     from autograder.batch.submissions import Run
-    from autograder.grade.records import Record
-    from autograder.gradebook.course import Course
-
-unsafe_option = click.option(
-    "--unsafe-no-sandbox", "unsafe", is_flag=True, help="Run submissions unconfined. Every grade is marked."
-)
-course_option = click.option(
-    "--course", default=".", type=click.Path(file_okay=False, path_type=Path), help="The course's folder."
-)
 
 
 class _Commands(click.Group):
@@ -55,7 +56,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Object of type .* not in session")
 
 
-for command in (selftest, thorough, wrong):
+for command in (report, export, selftest, thorough, wrong):
     main.add_command(command)
 
 
@@ -74,17 +75,17 @@ def verify(notebook: Path, as_json: bool, seed: int | None, lesson: str, unsafe:
 
     name = lesson_name(lesson or _lesson_of(notebook))
     seed = secrets.randbelow(2**31) if seed is None else seed
-    show = (lambda graded: None) if as_json else (lambda graded: _say(told(graded.report)))
+    show = (lambda graded: None) if as_json else (lambda graded: say(told(graded.report)))
     record = grade_notebook(notebook, "", Conditions(name, seed, sandbox_here(unsafe)), on_graded=show)
     if record.problem:
-        _say(in_one(record.problem), err=True)
+        say(in_one(record.problem), err=True)
     if as_json:
         click.echo(json.dumps(record.verify_json(), indent=1))
     else:
         for note in record.notes:
-            _say(f"note: {in_one(note)}")
+            say(f"note: {in_one(note)}")
         for exercise, flag in record.flags:
-            _say(f"to be looked at: {exercise}: {in_one(str(flag))}")
+            say(f"to be looked at: {exercise}: {in_one(str(flag))}")
         click.echo(
             f"{record.points:g} of {record.max_points:g} points (seed {seed}, sandbox: {record.sandbox})"
         )
@@ -111,7 +112,7 @@ def add(lesson: str, course: Path) -> None:
     """Put a lesson into the course: source/, release/ (what to hand out) and the gradebook."""
     from autograder.gradebook.alone import alone
 
-    name, known = lesson_name(lesson), _course(course)
+    name, known = lesson_name(lesson), course_at(course)
     with alone(known.root):
         known.add_lesson(name)
     click.echo(f"release/{name} is what students get; {name} is in the gradebook")
@@ -147,7 +148,7 @@ def grade(
     from autograder.batch.slurm import JOBS
     from autograder.gradebook.lateness import unused_extensions
 
-    name, known = lesson_name(lesson), _course(course)
+    name, known = lesson_name(lesson), course_at(course)
     run = grade_course(
         known,
         name,
@@ -161,74 +162,10 @@ def grade(
         executor=executor,
     )
     if not (run.graded or run.kept or run.failed):
-        _say(f"nothing was handed in: expected submitted/STUDENT/{name}/{name}.ipynb", err=True)
+        say(f"nothing was handed in: expected submitted/STUDENT/{name}/{name}.ipynb", err=True)
     for sentence in unused_extensions(known.root, name, [each.student for each in known.submissions(name)]):
-        _say(sentence, err=True)
+        say(sentence, err=True)
     _tell(run)
-
-
-@main.command()
-@click.argument("lesson")
-@course_option
-@click.option("--explain", metavar="STUDENT", help="Everything about one submission, by id or name.")
-@click.option(
-    "--csv",
-    "csv_file",
-    is_flag=False,
-    flag_value="LESSON.csv",
-    help="Write the table as CSV; to LESSON.csv where no name is given.",
-)
-@click.option("--figure", type=click.Path(path_type=Path), help="Draw where points are lost (png, pdf, svg).")
-@click.option("--similar", is_flag=True, help="Only pairs whose code is much alike. It takes no points.")
-@click.option(
-    "--ranking", is_flag=True, help="Only the table of measured scores, by the names students chose."
-)
-def report(
-    lesson: str,
-    course: Path,
-    explain: str | None,
-    csv_file: str | None,
-    figure: Path | None,
-    similar: bool,
-    ranking: bool,
-) -> None:
-    """What was graded: one line a student, and where points are lost. Names come from roster.csv."""
-    from autograder.grade.records import load_all
-    from autograder.gradebook import listing, similar_page
-    from autograder.gradebook import ranking as rankings
-    from autograder.gradebook import report as reports
-    from autograder.gradebook.named import write_named
-
-    name, known = lesson_name(lesson), _course(course)
-    if (similar or ranking) and (explain is not None or csv_file or figure or similar == ranking):
-        raise click.UsageError("--similar and --ranking are each shown alone, without other options")
-    if similar:
-        if not any(known.submissions(name)):
-            _say(f"nothing was handed in for {name}", err=True)
-        _say(similar_page.similar(known, name))
-        return
-    records = load_all(known.root, name)
-    if not known.has_lesson(name):
-        _say(_not_added(name), err=True)
-    elif not records:
-        _say(f"nobody is graded for {name} yet: `autograder grade {name[:2]}` does it", err=True)
-    if ranking:
-        click.echo(rankings.ranking(records, name))
-        return
-    of_one = _record_of(explain, known, name) if explain is not None else None
-    if figure:
-        if figure.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise click.ClickException(f"--figure: expected a name with .png, .pdf or .svg, found {figure}")
-        reports.draw_lost_points(records, figure)
-    of_class = listing.listing_of(known, name)
-    if csv_file:
-        path = Path(f"{name}.csv" if csv_file == "LESSON.csv" else csv_file)
-        write_named(path, listing.as_csv(of_class).encode())
-        _say(f"wrote {path}", err=True)
-    if of_one is None:
-        _say(listing.table(of_class))
-    else:
-        _say(reports.explain(of_one, of_class.doubts.get(of_one.student, ())))
 
 
 @main.command()
@@ -247,62 +184,7 @@ def regrade(
 
     name = lesson_name(lesson)
     known_exercises(exercises, name)
-    _tell(regrade_course(_course(course), name, students, exercises, unsafe, sandbox_here))
-
-
-@main.command()
-@click.argument("lesson")
-@course_option
-@click.option("--to", "form", type=click.Choice(["moodle", "canvas"]), required=True)
-@click.option(
-    "--into",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The platform's own file, to be filled in: Moodle's grading worksheet, Canvas's exported gradebook.",
-)
-@click.option("--column", default="", help="The assignment's column in Canvas's file.")
-@click.option("--canvas-ids", is_flag=True, help="Students' ids are Canvas's own numbers, as in its zips.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write here, instead of to the screen.")
-def export(
-    lesson: str,
-    course: Path,
-    form: str,
-    into: Path | None,
-    column: str,
-    canvas_ids: bool,
-    output: Path | None,
-) -> None:
-    """The gradebook's sums for a learning platform (nbgrader export gives the rest)."""
-    from autograder.gradebook import platforms
-    from autograder.gradebook.named import write_named
-    from autograder.gradebook.roster import read_roster
-    from autograder.gradebook.tables import text_of
-
-    name, known = lesson_name(lesson), _course(course)
-    if not known.has_lesson(name):
-        raise click.ClickException(_not_added(name))
-    scores, roster = known.scores(name), read_roster(known.root)
-    if into is not None:
-        given = text_of(into)
-        canvas = form == "canvas"
-        filled = (
-            platforms.fill_canvas(given, scores, name, column)
-            if canvas
-            else platforms.fill_moodle(given, scores)
-        )
-        for problem in [*filled.problems, *(f"not in {into.name}: {student}" for student in filled.unknown)]:
-            _say(problem, err=True)
-        text = filled.text
-    elif form == "canvas":
-        text = platforms.canvas_csv(scores, name, roster, known.most_points(name), canvas_ids)
-    else:
-        text = platforms.moodle_csv(scores, name, roster)
-    if into is None:
-        for sentence in platforms.changed_ids(scores, form.capitalize()):
-            _say(sentence, err=True)
-    if output:
-        write_named(output, text.encode())
-    else:
-        click.echo(text, nl=False)
+    _tell(regrade_course(course_at(course), name, students, exercises, unsafe, sandbox_here))
 
 
 @main.command()
@@ -331,13 +213,8 @@ def work(
     """One task of a job array: write the records of every PARTS-th submission that has none."""
     from autograder.batch.run import work_on_part
 
-    name, known = lesson_name(lesson), _course(course)
+    name, known = lesson_name(lesson), course_at(course)
     work_on_part(known, name, part, parts, number_of_jobs(jobs), sandbox_here, students, force)
-
-
-def _say(text: str, err: bool = False) -> None:
-    """Print what may hold a student's words: a terminal obeys none of it."""
-    click.echo(visible(text), err=err)
 
 
 def _tell(run: Run) -> None:
@@ -348,47 +225,16 @@ def _tell(run: Run) -> None:
         f"graded {len(run.graded)}, kept {len(run.kept)} graded before, {len(run.failed)} with a problem"
     )
     for student, problem in run.failed.items():
-        _say(f"  {student}: {in_one(problem)}", err=True)
+        say(f"  {student}: {in_one(problem)}", err=True)
     for student, problem in run.unreadable.items():
-        _say(f"  {student}: 0 points, as what was handed in cannot be read: {in_one(problem)}", err=True)
+        say(f"  {student}: 0 points, as what was handed in cannot be read: {in_one(problem)}", err=True)
     for student, doubt in run.doubts.items():
-        _say(f"  {student}: in doubt: {in_one(doubt)}", err=True)
+        say(f"  {student}: in doubt: {in_one(doubt)}", err=True)
     for student in run.ungraded:
-        _say(f"  {student}: could not be graded in full; run the command again", err=True)
+        say(f"  {student}: could not be graded in full; run the command again", err=True)
     for sentence in run.problems:
-        _say(sentence, err=True)
+        say(sentence, err=True)
     sys.exit(1 if run.failed or run.unreadable or run.ungraded or run.problems else 0)
-
-
-def _course(folder: Path) -> Course:
-    from autograder.gradebook.course import CONFIG_FILE, Course
-
-    if not (folder / CONFIG_FILE).is_file():
-        raise click.ClickException(
-            f"{folder.resolve()} is not a course: no {CONFIG_FILE}. Where the course is another folder, name "
-            f"it: `--course DIRECTORY`. `autograder init {folder}` makes a course of this one"
-        )
-    return Course(folder)
-
-
-def _not_added(lesson: str) -> str:
-    return f"{lesson} is not in the gradebook: `autograder grade {lesson[:2]}` adds and grades it"
-
-
-def _record_of(called: str, course: Course, lesson: str) -> Record:
-    """The record of a student given by id or name."""
-    from autograder.grade.records import load, load_all
-    from autograder.gradebook.problems import did_you_mean
-    from autograder.gradebook.roster import read_roster
-
-    roster = read_roster(course.root)
-    found = (load(course.root, lesson, one) for one in roster.ids(called))
-    record = next((record for record in found if record is not None), None)
-    if record is None:
-        students = [each.student for each in load_all(course.root, lesson)]
-        meant = did_you_mean(called, [*students, *filter(None, map(roster.name, students))])
-        raise click.ClickException(visible(f"no record of {called!r} for {lesson}{meant}"))
-    return record
 
 
 def _lesson_of(notebook: Path) -> str:
