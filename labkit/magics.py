@@ -27,8 +27,9 @@ from labkit.launch.handover.request import check_timeout
 from labkit.launch.names import current_cell
 from labkit.launch.render import progress_html
 from labkit.launch.screen import Screen, shell
-from labkit.launch.session import NotNow, Session
+from labkit.launch.session import Session
 from labkit.launch.session import session as new_session
+from labkit.launch.staying_ranks import NotNow
 from labkit.launch.torchrun import run_script
 from labkit.record.trace import TraceFile, trace
 

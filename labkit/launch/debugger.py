@@ -6,7 +6,8 @@ import re
 
 from IPython.core.error import UsageError
 
-from labkit.launch.session import NotNow, Session
+from labkit.launch.session import Session
+from labkit.launch.staying_ranks import NotNow
 
 _ASKED = re.compile(r"(?P<rank>\d*)(?:\s+(?P<command>\S.*))?")
 _NOBODY = (

@@ -4,154 +4,50 @@ from __future__ import annotations
 
 import linecache
 import pickle
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Unpack
 
 from labkit.launch import api
 from labkit.launch.answers import disagreement, error_of, failed_of, result_of, unmentioned
 from labkit.launch.background import RunningCell
 from labkit.launch.cell import Cell, CellOptions, CellResult, CellWatcher
-from labkit.launch.failed_ranks import REPLACED, FailedRanks
-from labkit.launch.failure.errors import Diagnosis, InfrastructureError, LaunchError, error_for
+from labkit.launch.failed_ranks import FailedRanks
+from labkit.launch.failure.errors import Diagnosis, LaunchError, error_for
 from labkit.launch.handover.cell_names import needed_names
 from labkit.launch.handover.notebook_graph import CannotSend
 from labkit.launch.handover.notebook_names import Offer, Sender
 from labkit.launch.handover.request import Wanted, check_timeout, records_path, result_path
-from labkit.launch.job import Job
-from labkit.launch.line import Line, RanksLost
-from labkit.launch.place import Listener, Place
+from labkit.launch.place import Place
+from labkit.launch.staying_ranks import NotNow, StayingRanks
 from labkit.launch.values import Exchange
 from labkit.record.agreement import Ledger
 from labkit.record.files import Record, read_records
 
-_HELD = "Until the next cell the ranks that failed can be looked at with `%ranks debug`; the others wait."
-_INTERRUPTED = 3.0  # seconds that a cell of another thread gets to end when it is interrupted
-_ENDED = 30.0  # and when its ranks are ended: those of several nodes take longer than ours
 
-
-class NotNow(RuntimeError):
-    """What a session cannot do as it stands; the text says why."""
-
-
-class Session(Exchange):
+class Session(StayingRanks, Exchange):
     """Ranks that stay. `run` executes source on them, `call` a function; a fault brings fresh ones.
 
-    `push`, `pull`, `scatter` and `gather` are in `values.Exchange`.
+    How they start and end is in `staying_ranks.StayingRanks`; `push`, `pull`, `scatter` and `gather` are in
+    `values.Exchange`.
     """
 
     def __init__(self, place: Place, wanted: Wanted, instead_of: Session | None = None) -> None:
-        request, notes = place.plan(wanted)
-        if instead_of is not None:
-            instead_of.stop()
-        self._place = place
-        self._request = replace(request, target=place.session_target, timeout=0)
-        self.ranks, self.backend, self.nodes = request.ranks, request.backend, place.nodes
-        self.seed, self.notes = wanted.seed, list(notes)
-        self._positions = [0] * self.ranks  # of the output, when the current cell began
-        self._line: Line | None = None
-        self._job: Job | None = None
+        super().__init__(place, wanted, instead_of)
         self.failure: LaunchError | None = None  # of the last cell
         self.until_failure: CellResult | None = None  # what it had shown, where its ranks still tell
-        self._failed: FailedRanks | None = None  # by it
-        self._ran: list[int] = []  # the ranks that had the last cell or call
-        self._busy = threading.Lock()
         self.start()
 
-    # -- life
-
-    def start(self) -> None:
-        """Start the ranks, if they do not run. Returns at once; the first cell waits for them."""
-        if self.alive:
-            return
-        self._hang_up()
-        self._positions = [0] * self.ranks
-        self._ran = []
+    def _begin_anew(self) -> None:
+        self._ran: list[int] = []  # the ranks that had the last cell or call
         self._sender, self._ledger = Sender(self.ranks), Ledger(self.ranks)
         self._offer: Offer | None = None  # what the current cell brings along
-        listeners: list[Listener] = []
-
-        def listen(directory: Path) -> None:  # again, where a place has to begin anew
-            while listeners:
-                listeners.pop().close()
-            listeners.append(self._place.listen(directory))
-
-        try:
-            self._job = Job(self._place.start(self._request, b"", listen))
-            self._line = Line(self._job, listeners.pop())
-        finally:
-            for listener in listeners:
-                listener.close()
-
-    def stop(self) -> None:
-        """End the ranks; their variables are gone."""
-        mine = self._busy.acquire(blocking=False) or self._taken_from_another_thread()
-        try:
-            self._forget_failure()
-            self._hang_up()
-            if self._job is not None:
-                self._job.cancel()
-                self._job = None
-        finally:
-            if mine:
-                self._busy.release()
-
-    def _taken_from_another_thread(self) -> bool:
-        """End the cell that another thread waits for; whether the session is this thread's then."""
-        self.interrupt()
-        if self._busy.acquire(timeout=_INTERRUPTED):
-            return True
-        if (job := self._job) is not None:
-            with suppress(ValueError):  # it has ended meanwhile
-                job.run.stop("cancelled")  # the other thread, which waits for it, collects it
-        return self._busy.acquire(timeout=_ENDED)
-
-    def interrupt(self) -> None:
-        """Have the ranks stop the cell that another thread waits for."""
-        if self._line is not None:
-            self._line.interrupted = True
-
-    def restart(self) -> None:
-        """Fresh ranks, without the variables."""
-        self.stop()
-        self.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the ranks run."""
-        return self._job is not None and not self._job.poll()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def __repr__(self) -> str:
         state = "alive" if self.alive else "stopped"
         return f"Session of {self.ranks} ranks ({self.backend}), {state}"
-
-    def status(self) -> list[str]:
-        """One line a rank: what it does now."""
-        if not self.alive or self._job is None:
-            held = self._failed is not None and self._failed.held
-            return [_HELD if held else "the session is not running"]
-        phases = [self._job.run.state(rank).phase for rank in range(self.ranks)]
-        pids = self._line.pids if self._line is not None else {}
-        return [
-            f"rank {rank}{self._job.where(rank)}: {phase}, process {pids.get(rank, '?')}"
-            for rank, phase in enumerate(phases)
-        ]
-
-    def progress(self) -> list[tuple[float, float, str]]:
-        """(done, total, label) of each rank, as `labkit.progress` set it; zeros where it did not."""
-        return self._job.progress() if self._job is not None else []
-
-    # -- work
 
     def run(
         self, source: str, *, watch: CellWatcher | None = None, **options: Unpack[CellOptions]
@@ -270,19 +166,6 @@ class Session(Exchange):
             self._round({rank: {"do": "records"} for rank in self._ran}, 60, None)
         return read_records(paths, run.clocks(), run.nodes)
 
-    @contextmanager
-    def _to_itself(self) -> Iterator[None]:
-        """While one thread uses the ranks. NotNow when another one does."""
-        if not self._busy.acquire(blocking=False):
-            raise NotNow(
-                "the session runs a cell of another thread, or one that was started with --async: wait for "
-                "it (`.result()`), or take a session for each thread"
-            )
-        try:
-            yield
-        finally:
-            self._busy.release()
-
     def _chosen(self, ranks: Sequence[int] | None) -> Sequence[int]:
         if ranks is not None and not ranks:
             raise ValueError(f"ranks= is empty: the session has ranks 0 to {self.ranks - 1}")
@@ -290,49 +173,6 @@ class Session(Exchange):
         if wrong:
             raise ValueError(f"there is no rank {wrong[0]}: the session has ranks 0 to {self.ranks - 1}")
         return range(self.ranks) if ranks is None else sorted(set(ranks))
-
-    def _running_job(self) -> Job:
-        if self._job is None:
-            raise error_for(Diagnosis("cancelled", "the session was stopped while a cell ran"), [])
-        return self._job
-
-    def _forget_failure(self) -> None:
-        """Let go of ranks that were held after the last cell."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            failed.end()
-
-    def _begin(self) -> None:
-        """Be ready for the next cell."""
-        self._forget_failure()
-        self._connect()
-
-    def _connect(self) -> None:
-        if self._job is not None and self._job.poll():
-            self._died()  # since the last cell, which somebody has to be told
-        self.start()
-        self._running_job().wait_for_turn()
-        with self._replaced_when_lost():
-            self._open_line().complete(self._place.patience)
-
-    def _open_line(self) -> Line:
-        assert self._line is not None
-        return self._line
-
-    @contextmanager
-    def _replaced_when_lost(self) -> Iterator[None]:
-        """Have fresh ranks take the place of those that can no longer be talked to, and say why."""
-        try:
-            yield
-        except RanksLost as lost:
-            job = self._running_job()
-            if lost.failed and (error := job.hold()) is not None:
-                self._failed = FailedRanks(job, self._open_line(), lost.failed, held=True)
-                self._line = self._job = None
-                raise self._told(job, error, _HELD) from None
-            if lost.reason:  # they are stuck: have the agent look at them and end them
-                job.end(lost.reason)
-            self._died()
 
     def _exchange(
         self, messages: Mapping[int, dict[str, Any]], timeout: float, watch: CellWatcher | None
@@ -409,44 +249,11 @@ class Session(Exchange):
         if "lost" in answer:
             self._sender.lost(rank, **answer["lost"])
 
-    def _died(self) -> None:
-        """Raise what the ranks died of; those of ranks that had come are replaced, and start already."""
-        job = self._running_job()
-        until = time.monotonic() + self._place.parting
-        while not job.poll(0.02) and time.monotonic() < until:
-            pass
-        came = len(self._open_line().pids)
-        summary, error = "the session's ranks ended", job.error
-        if not job.done:
-            job.cancel()  # which would be its error
-            summary = (
-                f"the session's ranks do not answer: {came} of {self.ranks} had reported; all were ended"
-            )
-        error = error or InfrastructureError(Diagnosis("infrastructure", summary, hint="run the cell again"))
-        if came:
-            error = self._told(job, error)
-        self._hang_up()
-        self._job = None
-        if came:  # what kept these from coming, a queue say, is not waited for again until somebody asks
-            self.start()
-        raise error
-
-    def _told(self, job: Job, error: LaunchError, *more: str) -> LaunchError:
-        """What the ranks of a job failed of, with what they printed, and that others take their place."""
-        error.output = job.new_output(list(self._positions))
-        error.add_note(" ".join([REPLACED, *more]))
-        return error
-
     def _result(
         self, ranks: Sequence[int], answers: Mapping[int, dict[str, Any]], positions: list[int]
     ) -> CellResult:
         job = self._running_job()
         return result_of(ranks, answers, job.new_output(list(positions)), job.nodes)
-
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
 
 
 def session(

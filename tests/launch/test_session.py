@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -20,13 +19,14 @@ from launch_helpers import jobs_of
 from waiting import soon
 
 import labkit
-from labkit.launch import client
+from labkit.launch import client, staying_ranks
 from labkit.launch.cell import CellResult
 from labkit.launch.failure.errors import InfrastructureError, LaunchError, RankError
 from labkit.launch.handover.session_wire import Listener
 from labkit.launch.here import Here
 from labkit.launch.job import Job
-from labkit.launch.session import NotNow, Session
+from labkit.launch.session import Session
+from labkit.launch.staying_ranks import NotNow
 
 DIST = "import torch.distributed as dist"
 
@@ -421,7 +421,7 @@ def test_the_end_of_a_long_output_belongs_to_its_cell(session: Session) -> None:
 def test_stopping_ends_a_cell_of_another_thread_that_hears_no_interrupt(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[Session.__module__], "_INTERRUPTED", 0.0)
+    monkeypatch.setattr(staying_ranks, "_INTERRUPTED", 0.0)
     deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     cell = session.run_async(deaf + "print('deaf', flush=True)\ntime.sleep(99)")
     while "deaf" not in session._running_job().new_output([0, 0])[1]:
