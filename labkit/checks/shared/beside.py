@@ -86,16 +86,18 @@ def observe(
     use: Use = call,
     charged: str = "input-gradients",
     named: Named = by_name,
+    between: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Forward and backward, once. Answers output, input_grad (of the first argument), grad.NAME; recordings
     forward and backward. Returns what the module gave.
 
     grad_output: None where the module gives one number. charged: the property that an error in backward
-        fails.
+        fails. between: is called before backward.
     """
     with seat.recording("forward"):
         out = use(module, arguments)
     seat.answer("output", out)
+    between()
     gradient = None if grad_output is None else grad_output.to(out.device)
     with seat.attempt(charged), seat.recording("backward"):
         _backward(out, gradient)

@@ -28,7 +28,7 @@ KEPT_BYTES = 8 * COLUMNS**2  # of what is measured: far above what else may chan
 
 def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
     """Build the part of four ranks before and after another one, in a group of two of them, and take it
-    forward and backward in evaluation mode.
+    forward and backward in evaluation mode; between these, one of its own kind is used in the group of two.
 
     Answers: those of `observe`. Facts: "handed over", what is another in the whole module than before, or
     that building sets the seed; "asks", whether what asked for no gradient does after it was used.
@@ -47,7 +47,8 @@ def use_beside_another(rank: Rank, split: Split, other: Split) -> None:
     _use_in_group(rank, other, pair)
     handed = [rank.inputs[name].clone() for name in split.arguments]
     handed = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in handed]
-    observe(rank, part.eval(), handed, rank.inputs.get("grad_output"), split.use)
+    gradient = rank.inputs.get("grad_output")
+    observe(rank, part.eval(), handed, gradient, split.use, between=lambda: _use_in_group(rank, split, pair))
     unasked = [rank.inputs[name].clone() for name in split.arguments]
     split.use(part, unasked)
     rank.fact("asks", any(tensor.requires_grad for tensor in unasked))
