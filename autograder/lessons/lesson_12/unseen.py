@@ -191,6 +191,7 @@ def _balance_cases(seed: int) -> list[Case]:
         # the mean of sevenths, rounded, is no seventh
         balance_case("unseen: even, seven experts", "even", tokens[:2], 7, 7, seed),
         balance_case("unseen: a pair and one", "subgroup", tokens[:3], 4, 2, seed, groups=PAIR_AND_ONE),
+        balance_case("unseen: two layers", "layers", tokens[:2], experts, 3, seed, dtype="float32"),
     ]
 
 

@@ -21,6 +21,7 @@ from labkit.checks.shared.twins import each_once
 
 BALANCE_ID = "12.balance"
 WEIGHT = 0.7  # of the loss in what is differentiated: a gradient must reach the probabilities through it
+LAYERS = 2
 
 
 def balance_case(
@@ -70,6 +71,7 @@ def _cases(seed: int) -> list[Case]:
         balance_case("everybody visited equally often", "even", [4, 2, 6], 3, 3, seed, rate=0.125),
         balance_case("crossed groups", "subgroup", [4, 9, 6, 7], 4, 2, seed, groups=CROSSED, rate=0.25),
         balance_case("alone", "subgroup", [8], 5, 3, seed),
+        balance_case("two layers, then backward", "layers", [6, 4, 9], 4, 2, seed),
     ]
 
 
@@ -120,6 +122,39 @@ def _balance(rank: Rank) -> None:
     rank.answer("kept.visits", visits)
 
 
+def _balance_layers(rank: Rank) -> None:
+    """As a model with several layers does: both losses, and one of a layer whose router is frozen, before one
+    backward of the sum, and then each layer's nudge. Answers, read when all calls are over, loss.LAYER,
+    frozen, grad.LAYER and bias.LAYER: what the first nudge gave is handed over in the second.
+    """
+    group, num_experts, rate = enter_group(rank), rank.params["experts"], rank.params["rate"]
+    leaves = [layer.requires_grad_() for layer in _of_layers(rank.inputs["probabilities"])]
+    chosen = _chosen_in_layers(rank.inputs["experts"], num_experts)
+    losses = [rank.student.balance_loss(p, e, group) for p, e in zip(leaves, chosen, strict=True)]
+    frozen = rank.student.balance_loss(leaves[0].detach(), chosen[1], group)
+    for name, loss in (("loss.0", losses[0]), ("loss.1", losses[1]), ("frozen", frozen)):
+        rank.answer(name, loss.reshape(()))
+    with rank.attempt("gradients"):
+        (WEIGHT * losses[0] + losses[1]).backward()
+    bias, biases = rank.inputs["bias"].clone(), list[Tensor]()
+    for visits in (_own_visits(rank.case, experts) for experts in chosen):
+        bias = rank.student.nudge(bias, visits, rate, group)
+        biases.append(bias)
+    for layer in range(LAYERS):
+        rank.answer(f"grad.{layer}", leaves[layer].grad)
+        rank.answer(f"bias.{layer}", biases[layer])
+
+
+def _of_layers(probabilities: Tensor) -> list[Tensor]:
+    """Those of both layers, of which the first one's were drawn."""
+    return [probabilities.clone(), probabilities.flip(-1)]
+
+
+def _chosen_in_layers(experts: Tensor, num_experts: int) -> list[Tensor]:
+    """The experts of both layers: in the second one each token visits their neighbours."""
+    return [experts.clone(), (experts + 1) % num_experts]
+
+
 def _own_visits(case: Case, experts: Tensor) -> Tensor:
     """[E]: of one rank, those before too."""
     visits = torch.bincount(experts.flatten(), minlength=case.params["experts"])
@@ -134,19 +169,28 @@ def _of_group(evidence: Evidence, rank: int, name: str) -> list[Tensor]:
     return [evidence.inputs[f"{name}.{member}"] for member in place_of(evidence.case, rank).members]
 
 
-def _visits(evidence: Evidence, rank: int) -> Tensor:
-    """[E]: of all ranks of the group."""
+def _visits(evidence: Evidence, rank: int, layer: int = 0) -> Tensor:
+    """[E]: of all ranks of the group, in a layer."""
+    num_experts = evidence.case.params["experts"]
     experts = torch.cat(_of_group(evidence, rank, "experts"))
-    return torch.bincount(experts.flatten(), minlength=evidence.case.params["experts"])
+    return torch.bincount(_chosen_in_layers(experts, num_experts)[layer].flatten(), minlength=num_experts)
 
 
 def _whole(evidence: Evidence, rank: int) -> tuple[Tensor, Tensor]:
-    """The loss of the group's tokens in one process, and its gradient at this rank's probabilities."""
-    parts = [p.clone().requires_grad_() for p in _of_group(evidence, rank, "probabilities")]
-    together, visits = torch.cat(parts), _visits(evidence, rank)
+    """The loss of the group's tokens in one process, and WEIGHT of its gradient at this rank's
+    probabilities.
+    """
+    loss, gradient = _of_all(evidence, rank, 0, _visits(evidence, rank))
+    return loss, WEIGHT * gradient
+
+
+def _of_all(evidence: Evidence, rank: int, layer: int, visits: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of all tokens' probabilities in a layer beside these visits, and its gradient."""
+    parts = [_of_layers(p)[layer].requires_grad_() for p in _of_group(evidence, rank, "probabilities")]
+    together = torch.cat(parts)
     shares = visits.to(together.dtype) / visits.sum()
     loss = len(visits) * (shares * together.mean(0)).sum()
-    (gradient,) = torch.autograd.grad(WEIGHT * loss, parts[place_of(evidence.case, rank).position])
+    (gradient,) = torch.autograd.grad(loss, parts[place_of(evidence.case, rank).position])
     return loss.detach(), gradient
 
 
@@ -162,13 +206,53 @@ def _gradient(evidence: Evidence, answer: RankAnswer) -> Finding:
     return same(told, _whole(evidence, answer.rank)[1], answer, "grad")
 
 
+def _losses_of_layers(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for layer in range(LAYERS):
+            loss, _ = _of_all(evidence, answer.rank, layer, _visits(evidence, answer.rank, layer))
+            told = f"the loss of all ranks' tokens in layer {layer}, read after the other layer's"
+            yield same(told, loss, answer, f"loss.{layer}")
+        loss, _ = _of_all(evidence, answer.rank, 0, _visits(evidence, answer.rank, 1))
+        told = "the loss of all ranks' tokens, where probabilities need no gradient (a frozen router)"
+        yield same(told, loss, answer, "frozen")
+
+
+def _gradients_of_layers(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for layer, weight in enumerate((WEIGHT, 1.0)):
+            visits = _visits(evidence, answer.rank, layer)
+            _, gradient = _of_all(evidence, answer.rank, layer, visits)
+            told = f"gradient of layer {layer}, where both layers' losses come before one backward of the sum"
+            yield same(told, weight * gradient, answer, f"grad.{layer}")
+
+
+def _nudged_in_layers(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        bias = evidence.inputs[f"bias.{answer.rank}"]
+        for layer in range(LAYERS):
+            bias = bias + _step(evidence, answer.rank, layer).to(bias.dtype)
+            told = "the second call's bias: the first one's, nudged once more"
+            if not layer:
+                told = "the first call's bias, as it was when it was handed over in the second"
+            yield same(told, bias, answer, f"bias.{layer}")
+
+
+def _all_visits(evidence: Evidence, rank: int, layer: int = 0) -> Tensor:
+    """[E], float64: those that were before, too."""
+    before, size = torch.tensor(evidence.case.params["before"]), place_of(evidence.case, rank).size
+    return (size * before + _visits(evidence, rank, layer)).double()
+
+
+def _step(evidence: Evidence, rank: int, layer: int = 0) -> Tensor:
+    """[E]: by how much a bias moves."""
+    visits, rate = _all_visits(evidence, rank, layer), float(evidence.case.params["rate"])
+    return rate * (visits.mean() - visits).sign()
+
+
 def _nudged(evidence: Evidence, answer: RankAnswer) -> Iterator[Finding]:
-    before, bias = torch.tensor(evidence.case.params["before"]), evidence.inputs[f"bias.{answer.rank}"]
-    size = place_of(evidence.case, answer.rank).size
-    visits = (size * before + _visits(evidence, answer.rank)).double()
-    step = evidence.case.params["rate"] * (visits.mean() - visits).sign()
-    told = f"bias up by the rate where there are less than {visits.mean():g} visits, down where more"
-    yield same(told, bias + step.to(bias.dtype), answer, "bias")
+    bias, mean = evidence.inputs[f"bias.{answer.rank}"], _all_visits(evidence, answer.rank).mean()
+    told = f"bias up by the rate where there are less than {mean:g} visits, down where more"
+    yield same(told, bias + _step(evidence, answer.rank).to(bias.dtype), answer, "bias")
     yield same("the bias that was handed over, as it was", bias, answer, "kept.bias")
     own = _own_visits(evidence.case, evidence.inputs[f"experts.{answer.rank}"])
     yield same("the visits that were handed over, as they were", own, answer, "kept.visits")
@@ -205,7 +289,10 @@ EXERCISE = Exercise(
     BALANCE_ID,
     "Experts that are visited evenly",
     ("balance_loss", "nudge"),
-    dict.fromkeys(("values", "idle", "even", "subgroup"), RUN),
+    {
+        **dict.fromkeys(("values", "idle", "even", "subgroup"), RUN),
+        "layers": Run(_balance_layers, _inputs, own_names),
+    },
     _cases,
     (
         Property(
@@ -214,15 +301,16 @@ EXERCISE = Exercise(
             3,
             "The loss is that of all tokens of all ranks, the same number on each.",
             "the mean of the ranks' losses: a product of means is not the mean of products",
-            {"values": _loss},
+            {"values": _loss, "layers": _losses_of_layers},
         ),
         Property(
             "gradients",
             "numbers",
             3,
-            "Each rank's probabilities get their gradient in that loss, once.",
+            "Each rank's probabilities get their gradient in that loss, once, also where two layers' losses"
+            " come before one backward.",
             "the sum over ranks was differentiated too: n times too much; or a rank counted its own tokens",
-            {"values": on_each(_gradient)},
+            {"values": on_each(_gradient), "layers": _gradients_of_layers},
         ),
         Property(
             "messages",
@@ -239,7 +327,7 @@ EXERCISE = Exercise(
             2,
             "The bias moves by the rate towards the experts that all ranks together visit too little.",
             "each rank nudged by its own visits, and biases drift apart",
-            {"values": _judge_nudged},
+            {"values": _judge_nudged, "layers": _nudged_in_layers},
         ),
         Property(
             "even",
