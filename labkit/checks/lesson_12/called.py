@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Finding
-from labkit.checks.lesson_12.exchange import COUNT_BYTES
+from labkit.checks.lesson_12.counts import COUNT_BYTES
 from labkit.checks.lesson_12.gathered import Gathered
 from labkit.checks.shared.beside import STEPS, Call, calls_of, calls_text
 from labkit.checks.shared.company import in_company

@@ -10,11 +10,18 @@ from torch import Tensor
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_12.counts import (
+    has_table,
+    keeps_counts,
+    keeps_first_table,
+    one_message_of_counts,
+    tell_counts,
+)
 from labkit.checks.lesson_12.handed import turned
 from labkit.checks.lesson_12.sent import BACK, THERE, keeps_nothing_of_many, sends, tell_left_of_many
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_are, on_each, same, stays_in_group
-from labkit.checks.shared.company import in_company, on_each_in_company
+from labkit.checks.shared.beside import on_each, same, stays_in_group
+from labkit.checks.shared.company import on_each_in_company
 from labkit.checks.shared.holding import holding
 from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.left import left_since
@@ -26,7 +33,6 @@ EXCHANGE_ID = "12.all-to-all"
 CROSSED = [[0, 3], [1, 2]]
 TIMES = 10  # so often the second of two calls counts in a sum
 SPLITS_BYTES = 16  # of what goes to a rank and what comes from it
-COUNT_BYTES = (8, 4)  # of a number of rows: int64, or whoever asks for less
 
 
 def exchange_case(
@@ -104,18 +110,8 @@ def own_names(case: Case, inputs: Inputs, rank: int) -> Inputs:
 
 
 def _exchange_counts(rank: Rank) -> None:
-    """Answers table and, as they were handed over, kept. Recordings counts, of each call."""
-    _tell(rank, enter_group(rank))
-
-
-def _tell(rank: Rank, group: Any) -> None:
-    counts = rank.inputs["counts"].clone()
-    with rank.recording("counts"):
-        rank.student.exchange_counts(counts.flip(0), group)
-    with rank.recording("counts"):
-        table = rank.student.exchange_counts(counts, group)
-    rank.answer("table", table)
-    rank.answer("kept", counts)
+    """What `tell_counts` does."""
+    tell_counts(rank, enter_group(rank))
 
 
 def _exchange(rank: Rank) -> None:
@@ -214,26 +210,11 @@ def _twice_alike(rank: Rank, group: Any, sent: list[int], received: list[int]) -
 def _both(rank: Rank) -> None:
     """What `_exchange_counts` and `_exchange` do."""
     group = enter_group(rank)
-    _tell(rank, group)
+    tell_counts(rank, group)
     _send(rank, group)
 
 
 # -- judges
-
-
-def _table(evidence: Evidence, answer: RankAnswer) -> Finding:
-    place = place_of(evidence.case, answer.rank)
-    local = evidence.case.params["local"]
-    own = slice(place.position * local, (place.position + 1) * local)
-    table = torch.stack([evidence.inputs[f"counts.{rank}"][own] for rank in place.members])
-    return same(
-        "from each rank (row) the number of rows for each own expert (column)", table, answer, "table"
-    )
-
-
-def _counts_kept(evidence: Evidence, answer: RankAnswer) -> Finding:
-    counts = evidence.inputs[f"counts.{answer.rank}"]
-    return same("the counts that were handed over, as they were", counts, answer, "kept")
 
 
 def _exchanged(evidence: Evidence, answer: RankAnswer, what: str, splits: str) -> Tensor:
@@ -277,15 +258,6 @@ def _first_rows(evidence: Evidence) -> Iterator[Finding]:
         yield same(f"{told}, both without a graph", expected, answer, "first again")
 
 
-def _one_of_counts(evidence: Evidence) -> Iterator[Finding]:
-    """As many whole numbers as there are experts, as wide as they were handed over or not: each time."""
-    for answer in in_company(evidence):
-        numbers = len(evidence.inputs[f"counts.{answer.rank}"])
-        for time in ("counts", *answer.earlier("counts")):
-            found = [calls_are(time, [("all_to_all", numbers * width)], answer) for width in COUNT_BYTES]
-            yield next((finding for finding in found if finding.passed), found[0])
-
-
 def _keeps_no_rows(evidence: Evidence, answer: RankAnswer) -> Finding:
     kept, beside = answer.facts["kept"], answer.facts["beside"]
     few = beside <= SPLITS_BYTES * len(evidence.inputs[f"sent.{answer.rank}"])
@@ -296,7 +268,7 @@ def _keeps_no_rows(evidence: Evidence, answer: RankAnswer) -> Finding:
 COUNTS = Run(_exchange_counts, _count_inputs, own_names)
 ROWS = Run(_exchange, _inputs, own_names)
 BOTH = Run(_both, _inputs, own_names)
-NUMBERS = every(on_each(_table), on_each(_rows), on_each(_gradients))
+NUMBERS = every(has_table, on_each(_rows), on_each(_gradients))
 ROWS_SENT = every(sends("forward", THERE), sends("backward", BACK))
 ROWS_ALONE = every(ROWS_SENT, on_each(_keeps_no_rows))
 ROWS_TWICE = every(
@@ -327,7 +299,7 @@ EXERCISE = Exercise(
             2,
             "Each rank learns how many rows every rank has for each of its experts.",
             "rows and columns exchanged: the first dimension is the rank they come from",
-            {"counts": every(on_each(_table), on_each(_counts_kept))},
+            {"counts": every(has_table, keeps_first_table, keeps_counts)},
         ),
         Property(
             "counts-message",
@@ -335,8 +307,8 @@ EXERCISE = Exercise(
             1,
             "Counts are told in one all-to-all of one number for each expert.",
             "an all-gather tells everybody everything",
-            {"counts": _one_of_counts},
-            {"idle": _one_of_counts, "subgroup": _one_of_counts},
+            {"counts": one_message_of_counts},
+            {"idle": one_message_of_counts, "subgroup": one_message_of_counts},
         ),
         Property(
             "rows",
