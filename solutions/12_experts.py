@@ -888,7 +888,8 @@ prediction("divide the two copies' sum by", your_divisor, 4, "computed")
 # the ranks that have the parameter: `everyone` for the shared ones, `replicas` for experts. A frozen
 # parameter gets its gradient like any other and stays frozen. Parameters may be stored in any layout, the
 # same on all ranks; gradients come in that layout and may leave in any. They may differ in dtype, as a router
-# in float32 does from weights in bfloat16: no gradient is rounded to the dtype of another.
+# in float32 does from weights in bfloat16: no gradient is rounded to the dtype of another. Each stays what it
+# is when the next call comes, for another model.
 
 
 # %% exercise="12.reduce-gradients" difficulty=3 minutes=12
@@ -932,8 +933,8 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 #
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
 # Layouts and dtypes may differ as before, and gradients may be views of one buffer; again no gradient is
-# rounded to another dtype. The norm is of the type in which you add up, and stays what it is when the next
-# call comes.
+# rounded to another dtype. The norm is a tensor of the type in which you add up. Like the gradients, it stays
+# what it is when the next call comes, for another model.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>

@@ -274,7 +274,9 @@ def _reduce_cases(seed: int) -> list[Case]:
     gone = {"shared.0": [1], "experts.1": [0, 3], "experts.0": [2], "experts.2": [2, 3]}
     return [
         reduce_case("unseen: two over three", "values", 2, 3, seed),
-        reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32", turned=True),
+        reduce_case("unseen: two over two, float32", "values", 2, 2, seed, dtype="float32"),
+        reduce_case("unseen: another layout", "turned", 1, 2, seed, dtype="float32", turned="all"),
+        reduce_case("unseen: float64 beside others", "mixed", 1, 2, seed, dtypes=_beside_wide(draw)),
         reduce_case(
             "unseen: one copy", "single", 1, 2, seed, missing={"experts.1": [0], "experts.2": [0, 1]}
         ),
@@ -285,11 +287,11 @@ def _reduce_cases(seed: int) -> list[Case]:
             1,
             seed,
             dtype="float16",
-            narrow=["shared.1", "experts.1"],
+            dtypes=dict.fromkeys(("shared.1", "experts.1"), "bfloat16"),
             large=["shared.1", "experts.1"],
         ),
         reduce_case(
-            "unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}, turned=True
+            "unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}, turned="last"
         ),
         reduce_case("unseen: without shared ones", "missing", 2, 2, seed, without="shared"),
         reduce_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
@@ -304,6 +306,13 @@ def _reduce_cases(seed: int) -> list[Case]:
         ),
         trained_case("unseen: two steps", 3, 1, tokens[:3], [5, 3, 4], seed),
     ]
+
+
+def _beside_wide(draw: Random) -> dict[str, str]:
+    """Dtypes of one of two shared parameters and of two of three experts'; the others are in float64."""
+    experts = draw.sample(range(3), 2)
+    names = (f"shared.{draw.randint(0, 1)}", *(f"experts.{number}" for number in experts))
+    return {name: draw.choice(NARROW) for name in names}
 
 
 def _clip_cases(seed: int) -> list[Case]:
@@ -326,7 +335,7 @@ def _clip_cases(seed: int) -> list[Case]:
             earlier=["shared.1", "experts.0"],
         ),
         clip_case("unseen: experts alone", "missing", 1, 2, seed, without="shared", missing=nothing_here),
-        clip_case("unseen: another layout, float32", "turned", 2, 1, seed, turned=True, dtype="float32"),
+        clip_case("unseen: another layout, float32", "turned", 2, 1, seed, turned="all", dtype="float32"),
         clip_case("unseen: low", "low", 1, 3, seed, dtype="bfloat16", max_norm=most),
         clip_case(
             "unseen: of two dtypes",
@@ -337,7 +346,16 @@ def _clip_cases(seed: int) -> list[Case]:
             dtype="float32",
             scale=20.0,
             max_norm=25.0 + 10 * most,
-            narrow=["shared.0", "shared.1", "experts.0"],
+            dtypes=dict.fromkeys(("shared.0", "shared.1", "experts.0"), "bfloat16"),
+        ),
+        clip_case(
+            "unseen: float64 beside others",
+            "low",
+            1,
+            2,
+            seed,
+            max_norm=most,
+            dtypes={f"{kind}.{draw.randint(0, 1)}": draw.choice(NARROW) for kind in ("shared", "experts")},
         ),
         clip_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
         clip_case(

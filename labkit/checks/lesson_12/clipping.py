@@ -12,7 +12,13 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import own_names
 from labkit.checks.lesson_12.grid import enter_alone, enter_grid, grid_case, seats_of, stays_in_job
-from labkit.checks.lesson_12.reducing import Shapes, dtype_of_gradient, parameters_of, shapes_of
+from labkit.checks.lesson_12.reducing import (
+    Shapes,
+    dtype_of_gradient,
+    other_parameters_of,
+    parameters_of,
+    shapes_of,
+)
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import on_each, same
 from labkit.checks.shared.clipping import clipped_difference, sends_one_number
@@ -28,7 +34,7 @@ def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **param
     frozen: the ranks on which it does not ask for a gradient. without: the kind of which the model has no
     parameters. bare: the places along a copy's ranks that have no experts. buffer: gradients are views of
     one buffer. earlier: the parameters that had no gradient in an earlier call. tuples, after_alone, turned,
-    narrow: as for `reduce_case`.
+    dtypes: as for `reduce_case`.
     """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
 
@@ -38,13 +44,14 @@ def _cases(seed: int) -> list[Case]:
     frozen = {"shared.0": [0, 1, 2, 3], "shared.1": [0], "experts.0": [1], "experts.1": [1, 3]}
     one_side = {"experts.0": [0], "experts.1": [0]}
     none_at_all = {"shared.0": [0, 1], "shared.1": [0, 1], **one_side}
-    narrow = ["shared.0", "experts.0"]
+    narrow = dict.fromkeys(("shared.0", "experts.0"), "bfloat16")
+    beside_wide = {"shared.0": "float32", "experts.1": "bfloat16"}
     return [
         clip_case("two copies over two", "values", 2, 2, seed, late=[3]),
         clip_case("three copies, float32", "values", 3, 1, seed, max_norm=0.5, dtype="float32"),
         clip_case("one copy over three", "values", 1, 3, seed, max_norm=7.0, buffer=True),
         clip_case("a bound of 0", "values", 1, 2, seed, max_norm=0.0),
-        clip_case("gradients stored column after column", "turned", 1, 2, seed, turned=True),
+        clip_case("other layouts, experts in one tensor", "turned", 1, 2, seed, turned="last"),
         clip_case("a small norm", "small", 2, 2, seed, scale=0.01),
         clip_case("no norm at all", "small", 1, 2, seed, scale=0.0),
         clip_case("without gradient", "missing", 2, 2, seed, missing=some, frozen=frozen),
@@ -63,8 +70,9 @@ def _cases(seed: int) -> list[Case]:
             dtype="float32",
             scale=30.0,
             max_norm=60.0,
-            narrow=narrow,
+            dtypes=narrow,
         ),
+        clip_case("float64 beside others", "low", 2, 1, seed, dtypes=beside_wide),
         clip_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
         clip_case("alone, with tuples", "subgroup", 1, 1, seed, tuples=True),
     ]
@@ -99,16 +107,16 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
             kind, _, number = name.partition(".")
             first = seats.everyone[0] if kind == "shared" else seats.replicas[0]
             known = inputs.get(f"{name}.{first}")
-            fresh = (scale * drawn(case, generator, *SHAPES[kind][int(number)])).to(
-                dtype_of_gradient(case, name)
-            )
+            shape = _shapes(case, rank)[kind][int(number)]
+            fresh = (scale * drawn(case, generator, *shape)).to(dtype_of_gradient(case, name))
             inputs[f"{name}.{rank}"] = fresh if known is None else known.clone()
     return inputs
 
 
 def _clip(rank: Rank) -> None:
-    """Answers norm and KIND.NUMBER, the gradients afterwards; kept norm, the same norm after another call, in
-    a case "values". Recording all.
+    """Answers norm and KIND.NUMBER, the gradients afterwards; in a case "values" another model's are clipped
+    before these are read, and answered is kept norm, the same norm after that. Recording all; fact norm: its
+    dtype, or its type if that is no tensor.
     """
     sides, shapes, most = enter_grid(rank), _shapes(rank.case, rank.rank), rank.params["max_norm"]
     if rank.params.get("after_alone"):
@@ -127,12 +135,14 @@ def _clip(rank: Rank) -> None:
             owned["shared"], owned["experts"], most, sides.everyone, sides.replicas
         )
     rank.answer("norm", torch.as_tensor(norm).double().reshape(()))
+    rank.fact("norm", str(norm.dtype)[6:] if isinstance(norm, Tensor) else type(norm).__name__)
+    if rank.case.kind == "values":
+        others = other_parameters_of(rank, shapes)
+        rank.student.clip_grad_norm(others["shared"], others["experts"], most, sides.everyone, sides.replicas)
+        rank.answer("kept norm", torch.as_tensor(norm).double().reshape(()))
     for kind, parameters in owned.items():
         for number, parameter in enumerate(parameters):
             rank.answer(f"{kind}.{number}", parameter.grad)
-    if rank.case.kind == "values":
-        rank.student.clip_grad_norm(owned["shared"], owned["experts"], most, sides.everyone, sides.replicas)
-        rank.answer("kept norm", torch.as_tensor(norm).double().reshape(()))
 
 
 # -- judges
@@ -170,11 +180,22 @@ def _scaled(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _norm_kept(evidence: Evidence) -> Iterator[Finding]:
-    """What a call gave keeps its value in the next, which clips what the first one left."""
+    """What a call gave keeps its value in the next, which clips another model's gradients."""
     for answer in evidence.answers:
         if "norm" in answer.tensors:
             told = "the norm that a call gave, after another call"
             yield same(told, answer.tensors["norm"], answer, "kept norm")
+
+
+def _norm_type(evidence: Evidence, answer: RankAnswer) -> Finding:
+    """A tensor, and no narrower than the sum that travelled."""
+    given = getattr(torch, answer.facts["norm"], None)
+    if not isinstance(given, torch.dtype):
+        return Finding(False, "the norm as a tensor", f"a {answer.facts['norm']}", answer.rank)
+    sums = {call["dtype"] for call in answer.collectives.get("all", []) if call["dtype"]}
+    widest = max((getattr(torch, dtype).itemsize for dtype in sums), default=0)
+    told = f"a norm of the type in which squares are added up, {' and '.join(sorted(sums))}"
+    return Finding(given.itemsize >= widest, told, answer.facts["norm"], answer.rank)
 
 
 def _factors_apart(gradient: Tensor, scaled: Tensor) -> float:
@@ -210,18 +231,21 @@ EXERCISE = Exercise(
             "norm",
             "numbers",
             3,
-            "The norm is that of the whole model's gradient, the same on every rank.",
+            "The norm is that of the whole model's gradient, the same on every rank: a tensor of the type in"
+            " which squares are added up.",
             "experts counted once for each copy, or what every rank has once for each rank",
-            {"values": every(on_each(_right_norm), _norm_kept)},
+            {"values": every(on_each(_right_norm), _norm_kept, on_each(_norm_type))},
         ),
         Property(
             "gradients",
             "numbers",
             2,
-            "All gradients, of any layout, are scaled by max_norm / norm, which is 0 where max_norm is.",
+            "All gradients, of any layout, are scaled by max_norm / norm, which is 0 where max_norm is, and"
+            " stay so when another model's are.",
             "experts scaled by the norm of their own rank: then copies and ranks drift apart; or a copy"
             " scaled that reshape made",
             {"values": every(_scaled, _in_float64), "turned": BOTH},
+            {"low": _in_float64},
         ),
         Property(
             "messages",

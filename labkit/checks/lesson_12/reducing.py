@@ -14,7 +14,6 @@ from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_12.exchange import EXCHANGE_ID, own_names
 from labkit.checks.lesson_12.grid import enter_alone, enter_grid, grid_case, seats_of, stays_in_job
-from labkit.checks.lesson_12.handed import turned
 from labkit.checks.lesson_12.layer import PARTS, Whole, make_experts
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens
@@ -29,15 +28,17 @@ REDUCE_ID = "12.reduce-gradients"
 LARGE = 2**20
 Shapes = Mapping[str, tuple[tuple[int, ...], ...]]  # of the parameters of each kind
 SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (4, 2))}
+STACKED = (2, 3, 2)  # of experts that are one parameter, in cases about layouts
 
 
 def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
     """missing: "KIND.NUMBER" -> the ranks on which that parameter has no gradient. zero: those on which it is
     zero. frozen: those on which it does not ask for one. without: the kind of which the model has no
-    parameters. turned: matrices are stored column after column, their gradients too. late: the ranks that
-    come last. tuples: parameters are handed over as tuples. after_alone: another model comes first, one that
-    every rank has for itself. narrow: parameters in bfloat16, whatever the others are in. large: parameters
-    with gradients of which float16 would make infinities.
+    parameters. turned: matrices are stored column after column, their gradients too; of more dimensions the
+    last two change places, or "all" are in reversed order. late: the ranks that come last. tuples: parameters
+    are handed over as tuples. after_alone: another model comes first, one that every rank has for itself.
+    dtypes: "KIND.NUMBER" -> that of a parameter, whatever the others are in. large: parameters with gradients
+    of which float16 would make infinities.
     """
     return grid_case(name, kind, copies, spread, seed, **params)
 
@@ -52,11 +53,14 @@ def _cases(seed: int) -> list[Case]:
     zero = {"shared.0": [2], "experts.1": [0]}
     without = {"shared.1": [0, 3], "experts.2": [0, 2]}
     frozen = {**without, "shared.0": [0, 1, 2, 3], "experts.0": [1], "experts.1": [0, 1, 2, 3]}
-    narrow = ["shared.0", "experts.0", "experts.1"]
+    narrow = dict.fromkeys(("shared.0", "experts.0", "experts.1"), "bfloat16")
+    beside_wide = {"shared.1": "float32", "experts.0": "bfloat16"}
     return [
-        reduce_case("two copies over two", "values", 2, 2, seed, late=[1], turned=True),
+        reduce_case("two copies over two", "values", 2, 2, seed, late=[1]),
         reduce_case("three copies, float32", "values", 3, 1, seed, dtype="float32"),
-        reduce_case("float32 beside bfloat16", "mixed", 2, 2, seed, dtype="float32", narrow=narrow),
+        reduce_case("other layouts, experts in one tensor", "turned", 2, 2, seed, turned="last"),
+        reduce_case("float32 beside bfloat16", "mixed", 2, 2, seed, dtype="float32", dtypes=narrow),
+        reduce_case("float64 beside others", "mixed", 2, 1, seed, dtypes=beside_wide),
         reduce_case("one copy over three", "single", 1, 3, seed),
         reduce_case("without gradient here and there", "missing", 2, 2, seed, missing=gone, zero=zero),
         reduce_case("frozen here and there", "missing", 2, 2, seed, missing=without, frozen=frozen),
@@ -71,8 +75,11 @@ def _cases(seed: int) -> list[Case]:
 
 
 def shapes_of(case: Case, shapes: Shapes) -> Shapes:
-    """Of the parameters of both kinds: none of a kind that the case is without."""
-    return {kind: () if kind == case.params.get("without") else found for kind, found in shapes.items()}
+    """Of the parameters of both kinds: none of a kind that the case is without, one more where layouts are
+    what a case is about.
+    """
+    found = {kind: () if kind == case.params.get("without") else of_kind for kind, of_kind in shapes.items()}
+    return {**found, "experts": (*found["experts"], STACKED)} if case.kind == "turned" else found
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
@@ -91,12 +98,19 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 def dtype_of_gradient(case: Case, name: str) -> torch.dtype:
     """Of a parameter, KIND.NUMBER, too."""
-    return torch.bfloat16 if name in case.params.get("narrow", []) else dtype_of(case)
+    own: str | None = case.params.get("dtypes", {}).get(name)
+    return getattr(torch, own) if own else dtype_of(case)
 
 
 def _stored(rank: Rank, tensor: Tensor) -> Tensor:
     """A copy, in the layout that the case asks for."""
-    return turned(tensor) if rank.params.get("turned") and tensor.dim() == 2 else tensor.clone()
+    order = list(range(tensor.dim()))
+    match rank.params.get("turned"):
+        case "all":
+            order.reverse()
+        case "last":
+            order[-2:] = reversed(order[-2:])
+    return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(order)
 
 
 def parameters_of(rank: Rank, of_kinds: Shapes) -> dict[str, Sequence[nn.Parameter]]:
@@ -109,6 +123,15 @@ def parameters_of(rank: Rank, of_kinds: Shapes) -> dict[str, Sequence[nn.Paramet
         owned[kind] = tuple(found) if rank.params.get("tuples") else found
     if rank.params.get("buffer"):
         _into_one_buffer([parameter for found in owned.values() for parameter in found])
+    return owned
+
+
+def other_parameters_of(rank: Rank, of_kinds: Shapes) -> dict[str, Sequence[nn.Parameter]]:
+    """Those of another model: the same sizes, and gradients of the opposite sign, twice as large."""
+    owned = parameters_of(rank, of_kinds)
+    for parameter in (p for found in owned.values() for p in found):
+        if parameter.grad is not None:
+            parameter.grad.mul_(-2)
     return owned
 
 
@@ -129,8 +152,8 @@ def _parameter(rank: Rank, name: str, shape: tuple[int, ...]) -> nn.Parameter:
 
 
 def _reduce(rank: Rank) -> None:
-    """Answers KIND.NUMBER, the gradients afterwards. Recording all. Fact changed: the parameters that are
-    frozen or trained where they were not.
+    """Answers KIND.NUMBER, the gradients afterwards, in a case "values" when another model's have been
+    reduced too. Recording all. Fact changed: the parameters that are frozen or trained where they were not.
     """
     sides, shapes = enter_grid(rank), shapes_of(rank.case, SHAPES)
     if rank.params.get("after_alone"):
@@ -142,6 +165,9 @@ def _reduce(rank: Rank) -> None:
         rank.student.reduce_gradients(owned["shared"], owned["experts"], sides.everyone, sides.replicas)
     now = {f"{kind}.{n}": p.requires_grad for kind, ps in owned.items() for n, p in enumerate(ps)}
     rank.fact("changed", [name for name in asked if asked[name] != now[name]])
+    if rank.case.kind == "values":
+        others = other_parameters_of(rank, shapes)
+        rank.student.reduce_gradients(others["shared"], others["experts"], sides.everyone, sides.replicas)
     for kind, parameters in owned.items():
         for number, parameter in enumerate(parameters):
             rank.answer(f"{kind}.{number}", parameter.grad)
@@ -287,7 +313,7 @@ EXERCISE = Exercise(
     "Gradients of two kinds",
     ("reduce_gradients",),
     {
-        **dict.fromkeys(("values", "mixed", "single", "missing", "subgroup"), RUN),
+        **dict.fromkeys(("values", "turned", "mixed", "single", "missing", "subgroup"), RUN),
         "trained": Run(_train, _layer_inputs, _own_layer, Layer),
     },
     _cases,
@@ -296,9 +322,10 @@ EXERCISE = Exercise(
             "gradients",
             "numbers",
             3,
-            "All gradients are those of the mean of the ranks' losses.",
+            "All gradients, of any layout and dtype, are those of the mean of the ranks' losses, and stay so"
+            " when another model's are reduced.",
             "experts divided by the number of their copies: they have seen the tokens of every rank",
-            dict.fromkeys(("values", "mixed"), _means),
+            dict.fromkeys(("values", "turned", "mixed"), _means),
         ),
         Property(
             "messages",
@@ -307,7 +334,7 @@ EXERCISE = Exercise(
             "Every gradient is reduced once, among the ranks that have its parameter.",
             "experts reduced among all: other ranks have other experts in that place",
             {"values": _judge_once},
-            dict.fromkeys(("mixed", "single", "missing", "subgroup", "trained"), _judge_once),
+            dict.fromkeys(("turned", "mixed", "single", "missing", "subgroup", "trained"), _judge_once),
         ),
         Property(
             "trained",
