@@ -158,6 +158,7 @@ def _spread_cases(seed: int) -> list[Case]:
         spread_case(
             "unseen: bfloat16", "low", 2, tokens[:2], [8, 4, 3], 2, seed, dtype="bfloat16", offset=48.0
         ),
+        spread_case("unseen: two calls, one backward", "again", 3, tokens[2:], shape, 2, seed),
         spread_case("unseen: a pair and one", "subgroup", 3, tokens[:3], shape, 2, seed, groups=PAIR_AND_ONE),
         spread_case("unseen: alone", "alone", 1, tokens[:1], [3, 4, 5], 3, seed),
         spread_case("unseen: all parts your own", "own-parts", 4, tokens[:4], [4, 3, 1], 2, seed),

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Finding
 from labkit.checks.lesson_12.counts import COUNT_BYTES
-from labkit.checks.lesson_12.gathered import Gathered
+from labkit.checks.lesson_12.gathered import FIRST_AGAIN, Gathered
 from labkit.checks.shared.beside import STEPS, Call, calls_of, calls_text
 from labkit.checks.shared.company import in_company
 from labkit.checks.shared.forwards import note_forwards
 from labkit.checks.shared.places import place_of
 
-FIRST_AGAIN = 1  # of the tokens of a call between a forward and its backward
 STEP_PHASES = ("forward in step", "backward in step")  # and which
 Calls = list[list[list[int]]]  # of each expert, first of itself and then of each module in it: rows of calls
 

@@ -14,6 +14,9 @@ from labkit.checks.lesson_12.reference import routed
 from labkit.checks.shared.beside import SCALE, STEPS, descend
 from labkit.checks.shared.places import groups_of, place_of
 
+FIRST_AGAIN = 1  # of the tokens of a call between a forward and its backward
+FIRST_TOGETHER = 2  # of those of the first of two calls before one backward: no two calls have as many
+
 
 @dataclass(frozen=True)
 class Gathered(Evidence):
@@ -49,6 +52,24 @@ class Gathered(Evidence):
                 expected[rank] = own | {"evaluated": whole(self.inputs[f"tokens.{rank}.1"]).detach()}
             for position, rank in enumerate(members):
                 expected[rank] |= self._of_rank(whole, position, "grad")
+        return expected
+
+    @cached_property
+    def together(self) -> dict[int, dict[str, Tensor]]:
+        """Rank -> together.output, of the first of two calls with a graph, together.first and
+        together.second, of tokens, and together.router, in a sum of what both gave.
+        """
+        expected: dict[int, dict[str, Tensor]] = {}
+        for index, members in enumerate(groups_of(self.case)):
+            whole = self._whole(index)
+            for rank in members:
+                whole.router.grad = None
+                first, second = (self.inputs[f"tokens.{rank}.{s}"].clone().requires_grad_() for s in (1, 0))
+                out, another = whole(first[FIRST_TOGETHER:]), whole(second)
+                (out.square().sum() + (another * self.inputs[f"grad.{rank}"]).sum()).backward()
+                of_leaves = {"first": first.grad, "second": second.grad, "router": whole.router.grad}
+                expected[rank] = {"together.output": out.detach()}
+                expected[rank] |= {f"together.{n}": grad for n, grad in of_leaves.items() if grad is not None}
         return expected
 
     @cached_property

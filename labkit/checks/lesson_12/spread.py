@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_12.called import (
-    FIRST_AGAIN,
-    STEP_PHASES,
-    Calls,
-    Watched,
-    both,
     calls_each_once,
     calls_each_once_in_steps,
     has_few_messages,
@@ -24,15 +17,14 @@ from labkit.checks.lesson_12.called import (
 )
 from labkit.checks.lesson_12.exchange import CROSSED, EXCHANGE_ID
 from labkit.checks.lesson_12.gathered import Gathered
-from labkit.checks.lesson_12.handed import as_handed, tell_changed
-from labkit.checks.lesson_12.layer import PARTS, make_experts
+from labkit.checks.lesson_12.handed import as_handed
+from labkit.checks.lesson_12.layer import PARTS
 from labkit.checks.lesson_12.permuting import PERMUTE_ID
 from labkit.checks.lesson_12.reference import decided_tokens
 from labkit.checks.lesson_12.routing import ROUTE_ID
-from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import SCALE, STEPS, as_each_time, descend, on_each, same, stays_in_group
-from labkit.checks.shared.inside import as_inside
-from labkit.checks.shared.places import enter_group, groups_of, place_of
+from labkit.checks.lesson_12.used import use_once, use_once_and_train
+from labkit.checks.shared.beside import STEPS, as_each_time, on_each, same, stays_in_group
+from labkit.checks.shared.places import groups_of, place_of
 from labkit.checks.shared.proportion import in_proportion
 from labkit.checks.shared.split import drawn, dtype_of
 
@@ -118,119 +110,6 @@ def _own(case: Case, inputs: Inputs, rank: int) -> Inputs:
     return {"router": inputs[f"router.{place.index}"], "grad": inputs[f"grad.{rank}"], **handed, **tokens}
 
 
-# -- on a rank
-
-
-def _build(rank: Rank, group: dist.ProcessGroup) -> tuple[nn.Module, nn.Parameter, list[nn.Module]]:
-    """The student's module, and the parameter and modules that it was handed. Another one is made after it,
-    over all ranks, with an expert on each, frozen: what a module needs is its own. Fact thawed: how many of
-    its parameters are trained now.
-    """
-    router, experts = nn.Parameter(rank.inputs["router"].clone()), make_experts(rank.inputs)
-    router.requires_grad_(not rank.params.get("frozen_router", False))
-    for expert in experts:
-        expert.requires_grad_(rank.rank not in rank.params.get("frozen_experts", []))
-    module = rank.student.ExpertParallel(router, experts, rank.params["k"], group)
-    small = nn.Parameter(router.new_zeros(rank.case.ranks, router.shape[1]), requires_grad=False)
-    one = make_experts({p: rank.inputs[p][:1] for p in PARTS})[0].requires_grad_(False)
-    rank.student.ExpertParallel(small, [one], 1, rank.group)
-    rank.fact("thawed", sum(p.requires_grad for p in (small, *one.parameters())))
-    return module, router, experts
-
-
-def _answer_experts(
-    rank: Rank, name: str, experts: Sequence[nn.Module], what: Callable[[Tensor], Any]
-) -> None:
-    for number, expert in enumerate(experts):
-        for parameter_name, parameter in expert.named_parameters():
-            rank.answer(f"{name}.{number}.{parameter_name}", what(parameter))
-
-
-def _tokens(rank: Rank, step: int, inside: bool) -> Tensor:
-    """The rank's own, as they are or as a layer gives them. Their gradient is kept."""
-    asks = rank.rank not in rank.params.get("plain", [])
-    tokens = rank.inputs[f"tokens.{step}"].clone().requires_grad_(asks)
-    if inside and asks:
-        tokens = as_inside(tokens)
-        tokens.retain_grad()
-    return tokens
-
-
-def _once(rank: Rank) -> None:
-    """Forward and backward, and between them two forwards without a graph, in training mode and in
-    evaluation; of kind "again" one with a graph too.
-    Answers output, evaluated, grad.tokens, grad.router, grad.EXPERT.NAME; recordings forward, evaluation and
-    backward, and again; fact seen: the calls of experts in forward and backward; facts evaluated and again:
-    those in these; fact changed: tokens that are no longer as they were.
-    """
-    group = enter_group(rank)
-    module, router, experts = _build(rank, group)
-    watched = Watched(experts)
-    tokens = _tokens(rank, 0, inside=rank.case.kind != "values")
-    others = rank.inputs["tokens.1"].clone()
-    with rank.recording("forward"):
-        out = module(tokens)
-    rank.answer("output", out)
-    forward = watched.so_far()
-    with torch.no_grad(), rank.recording("evaluation"):
-        module(others)  # in training mode
-    watched.so_far()
-    module.eval()
-    with torch.no_grad(), rank.recording("evaluation"):
-        evaluated_out = module(others)
-    rank.answer("evaluated", evaluated_out)
-    rank.fact("evaluated", watched.so_far())
-    module.train()
-    if rank.case.kind == "again":
-        with rank.recording("again"):
-            another = _tokens(rank, 1, inside=True)[FIRST_AGAIN:]
-            module(another)  # a micro-batch whose backward is not due yet
-    rank.fact("again", watched.so_far())
-    with rank.attempt("gradients"), rank.recording("backward"):
-        (out * rank.inputs["grad"]).sum().backward()
-    rank.fact("seen", both(forward, watched.so_far()))
-    tell_changed(rank, {"tokens.0": tokens, "tokens.1": others})
-    rank.answer("grad.tokens", tokens.grad)
-    rank.answer("grad.router", router.grad)
-    _answer_experts(rank, "grad", experts, lambda p: p.grad)
-
-
-def _train(rank: Rank, group: dist.ProcessGroup) -> None:
-    """Steps of SGD on the sum of squares of all ranks' outputs, all but the first in evaluation; the router's
-    gradients are added up here. Fact bare: parameters of experts without gradient in the last step; fact
-    steps: the calls of experts in each; recordings of each are those in `STEP_PHASES`.
-    """
-    module, router, experts = _build(rank, group)
-    watched, steps = Watched(experts), list[Calls]()
-    for step in range(STEPS):
-        module.train(step == 0)
-        module.zero_grad()
-        tokens = _tokens(rank, step, inside=step > 0)
-        forward, backward = (f"{phase} {step}" for phase in STEP_PHASES)
-        with rank.recording(forward):
-            out = module(tokens)
-        with rank.recording(backward):
-            (SCALE * out.square().sum()).backward()
-        steps.append(watched.so_far())
-        if router.grad is None:  # an answer's mistake: the other ranks wait for this one all the same
-            router.grad = torch.zeros_like(router)
-        dist.all_reduce(router.grad, group=group)
-        descend(module)
-    rank.fact("steps", steps)
-    rank.answer("trained.tokens", tokens.grad)
-    named = [(f"{i}.{name}", p) for i, expert in enumerate(experts) for name, p in expert.named_parameters()]
-    rank.fact("bare", [name for name, p in named if p.requires_grad and p.grad is None])
-    rank.answer("trained.router", router)
-    _answer_experts(rank, "trained", experts, lambda p: p)
-
-
-def _once_and_train(rank: Rank) -> None:
-    """What `_once` and `_train` do."""
-    _once(rank)
-    with rank.attempt("trained"):
-        _train(rank, enter_group(rank))
-
-
 # -- in the judge
 
 
@@ -241,6 +120,14 @@ TOLD = {
     "grad.router": "gradient of the router, from this rank's tokens",
     "trained.tokens": "gradient of this rank's tokens in the last step, in evaluation",
     "trained.router": f"the router after {STEPS} steps",
+}
+
+
+TOGETHER = {
+    "together.output": "output of a call, read after another one",
+    "together.first": "gradient of the first call's tokens, in one backward of what two calls gave",
+    "together.second": "gradient of the second call's tokens, in one backward of what two calls gave",
+    "together.router": "gradient of the router, in one backward of what two calls gave",
 }
 
 
@@ -267,6 +154,18 @@ def _roughly(*names: str) -> Judge:
                 if (name if name in TOLD else "experts") in names and tensor.any():
                     told, seen = TOLD.get(name, name), answer.tensors.get(name)
                     yield in_proportion(told, [tensor], [seen], answer.rank, ROOM_IN_16_BITS)
+
+    return judge
+
+
+def _together(*names: str) -> Judge:
+    """A judge of what two calls before one backward gave under these names."""
+
+    def judge(evidence: Gathered) -> Iterator[Finding]:
+        for answer in evidence.answers:
+            for name, tensor in evidence.together[answer.rank].items():
+                if name in names:
+                    yield same(TOGETHER[name], tensor, answer, name)
 
     return judge
 
@@ -307,9 +206,11 @@ def _where_trained(judge: Judge) -> Judge:
 
 MESSAGES = every(has_few_messages, as_each_time("evaluation"), _where_trained(has_few_messages_in_steps))
 CALLS = every(calls_each_once, _where_trained(calls_each_once_in_steps))
+OF_TOKENS = _is("grad.tokens", "grad.router")
+TOGETHER_GRADIENTS = ("together.first", "together.second", "together.router")
 EVERYTHING = _is("output", "evaluated", "grad.tokens", "grad.router", "experts")
-ONCE = Run(_once, _inputs, _own, Gathered)
-TRAINED = Run(_once_and_train, _inputs, _own, Gathered)
+ONCE = Run(use_once, _inputs, _own, Gathered)
+TRAINED = Run(use_once_and_train, _inputs, _own, Gathered)
 EXERCISE = Exercise(
     SPREAD_ID,
     "Experts spread over ranks",
@@ -332,7 +233,10 @@ EXERCISE = Exercise(
             3,
             "Each token gets the gated sum of its experts, wherever they are.",
             "gates of one order multiply rows of another; or the sum was divided by the number of ranks",
-            {"values": every(_is("output", "evaluated"), on_each(as_handed), _frozen_stay)},
+            {
+                "values": every(_is("output", "evaluated"), on_each(as_handed), _frozen_stay),
+                "again": _together("together.output"),
+            },
         ),
         Property(
             "gradients",
@@ -341,7 +245,7 @@ EXERCISE = Exercise(
             "Tokens and router get the gradients of one process, tokens also where the router is frozen.",
             "gates taken out of the graph; or rows that come back to others' places in backward, or by the"
             " splits of a later call",
-            dict.fromkeys(("values", "again"), _is("grad.tokens", "grad.router")),
+            {"values": OF_TOKENS, "again": every(OF_TOKENS, _together(*TOGETHER_GRADIENTS))},
         ),
         Property(
             "expert-gradients",
@@ -414,8 +318,9 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, and on one rank alone.",
-            "a rank of the job taken for a rank of the group",
+            "It works in a group that is not the whole job, with another layer's call in another group before"
+            " backward, and on one rank alone.",
+            "a rank of the job taken for a rank of the group, or the group of the last call kept",
             {"subgroup": every(EVERYTHING, stays_in_group), "alone": EVERYTHING},
         ),
         Property(
