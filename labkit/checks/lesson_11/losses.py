@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +29,8 @@ IGNORED = -100
 WEIGHT = 1.7  # of the loss in what is differentiated: a gradient must reach the logits through it
 INFERENCE = "without gradients"  # what is recorded of a call without a graph
 MOST_BYTES = 64  # for a sum and a number, in one call or two
+OWN_PART = "this rank's part of the whole loss's gradient"
+Reference = tuple[Tensor, Tensor, int]  # the loss, its logits' gradient [members, b, c, V], its targets
 
 
 def loss_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
@@ -82,16 +85,16 @@ class WholeLoss(Evidence):
     """With the loss of each group's tokens in one process, and its gradient."""
 
     @cached_property
-    def references(self) -> list[tuple[Tensor, Tensor, int]]:
-        """For each group: the loss, the gradient of its logits [members, b, c, V], the number of targets."""
+    def references(self) -> list[Reference]:
+        """For each group."""
         return [self._reference(members, "targets") for members in groups_of(self.case)]
 
     @cached_property
-    def later(self) -> list[tuple[Tensor, Tensor, int]]:
+    def later(self) -> list[Reference]:
         """The same of the later targets."""
         return [self._reference(members, "later") for members in groups_of(self.case)]
 
-    def _reference(self, members: list[int], which: str) -> tuple[Tensor, Tensor, int]:
+    def _reference(self, members: list[int], which: str) -> Reference:
         targets, ignore = self.inputs[which][members], self.case.params["ignore"]
         logits = self.inputs["logits"][members].clone().requires_grad_()
         exact = logits if logits.dtype == torch.float64 else logits.float()
@@ -103,9 +106,10 @@ class WholeLoss(Evidence):
 
 
 def _lose(rank: Rank) -> None:
-    """Answers loss, and grad, of a second backward of the same graph, and early, of the first; evaluated, of
-    the later targets and without a graph; second and grad.second, of the later targets with one. Recordings
-    forward, backward, of each, and `INFERENCE`. Fact changed.
+    """Answers, of the first call, loss and early, the gradient of its own backward; and once all calls are
+    over late, that loss again, and grad, the gradient of a backward of two losses' sum. Of the later targets
+    evaluated, without a graph; frozen, of logits that need no gradient; second and grad.second, in that sum.
+    Recordings forward, backward, of each, and `INFERENCE`. Fact changed.
     """
     group = enter_group(rank)
     given = as_views(rank.inputs) if rank.case.kind == "subgroup" else _copies(rank.inputs)
@@ -135,19 +139,25 @@ def _lose_often(rank: Rank, group: dist.ProcessGroup, given: Inputs, leaf: Tenso
         with rank.recording("backward"):
             (early,) = torch.autograd.grad(WEIGHT * loss, leaf, retain_graph=True)
         rank.answer("early", early)
-        with rank.recording("backward"):
-            (WEIGHT * loss).backward()
-    rank.answer("grad", leaf.grad)
     with torch.no_grad(), rank.recording(INFERENCE):
-        rank.answer("evaluated", lose(given["logits"].detach(), "later"))
+        evaluated = lose(given["logits"].detach(), "later")
     again = leaf.detach().clone().requires_grad_()
     with rank.recording("forward"):
         second = lose(as_inside(again), "later")
-    rank.answer("second", second)
-    with rank.attempt("gradient"), rank.recording("backward"):
-        (WEIGHT * second).backward()
+    with rank.recording("forward"):
+        frozen = lose(given["logits"].detach(), "later")
+    with _charged_once(rank), rank.recording("backward"):
+        (WEIGHT * loss + WEIGHT * second).backward()
+    for name, answer in {"late": loss, "evaluated": evaluated, "second": second, "frozen": frozen}.items():
+        rank.answer(name, answer)
+    rank.answer("grad", leaf.grad)
     rank.answer("grad.second", again.grad)
     return handed
+
+
+def _charged_once(rank: Rank) -> contextlib.AbstractContextManager[None]:
+    """An error where losses are summed costs gradients alone: in cases about others answers are missing."""
+    return rank.attempt("gradient") if rank.case.kind == "values" else rank.expect_error("of a sum")
 
 
 def _copies(inputs: Inputs) -> Inputs:
@@ -155,21 +165,29 @@ def _copies(inputs: Inputs) -> Inputs:
 
 
 def _is_the_mean(evidence: WholeLoss, answer: RankAnswer) -> Finding:
-    loss, _, count = evidence.references[place_of(evidence.case, answer.rank).index]
+    return _mean_of(evidence.references, evidence, answer, "loss", "")
+
+
+def _mean_of(
+    references: Sequence[Reference], evidence: Evidence, answer: RankAnswer, name: str, what: str
+) -> Finding:
+    loss, _, count = references[place_of(evidence.case, answer.rank).index]
     told = f"the mean over the {count} targets of all ranks" if count else "0 where nobody has a target"
-    return same(told, loss, answer, "loss")
+    return same(f"{what}{told}", loss, answer, name)
 
 
-def _mean_without_graph(evidence: WholeLoss, answer: RankAnswer) -> Finding:
-    loss, _, count = evidence.later[place_of(evidence.case, answer.rank).index]
-    told = f"in a later call without a graph, the mean over its {count} targets" if count else "0 without any"
-    return same(told, loss, answer, "evaluated")
-
-
-def _mean_of_another_call(evidence: WholeLoss, answer: RankAnswer) -> Finding:
-    loss, _, count = evidence.later[place_of(evidence.case, answer.rank).index]
-    told = f"in a second call with a graph, the mean over its {count} targets" if count else "0 without any"
-    return same(told, loss, answer, "second")
+def _means_of_other_calls(evidence: WholeLoss) -> Iterator[Finding]:
+    """What each call gave is its own, also when others have followed."""
+    others = {
+        "evaluated": "in a later call without a graph, ",
+        "second": "in a second call with a graph, ",
+        "frozen": "in a call whose logits need no gradient, ",
+    }
+    for answer in evidence.answers:
+        for name, what in others.items():
+            yield _mean_of(evidence.later, evidence, answer, name, what)
+        told = "of the first call, read when others have followed, "
+        yield _mean_of(evidence.references, evidence, answer, "late", told)
 
 
 def _nothing_rounded(evidence: WholeLoss, answer: RankAnswer) -> Finding:
@@ -185,20 +203,26 @@ def _nothing_rounded(evidence: WholeLoss, answer: RankAnswer) -> Finding:
 
 def _is_the_gradient(evidence: WholeLoss) -> Iterator[Finding]:
     for answer in evidence.answers:
-        place = place_of(evidence.case, answer.rank)
-        expected = evidence.references[place.index][1][place.position]
-        told = "this rank's part of the whole loss's gradient"
-        yield same(told, expected, answer, "grad")
-        yield same(f"{told}, in the first of two backwards", expected, answer, "early")
-        later = evidence.later[place.index][1][place.position]
-        yield same(f"{told}, of a second call", later, answer, "grad.second")
+        yield same(OWN_PART, _own_part(evidence.references, evidence, answer), answer, "early")
+
+
+def _gradients_of_both(evidence: WholeLoss) -> Iterator[Finding]:
+    """Each loss of a sum has a gradient of its own, whatever calls came between it and the backward."""
+    for answer in evidence.answers:
+        first, later = (_own_part(r, evidence, answer) for r in (evidence.references, evidence.later))
+        yield same(f"{OWN_PART}, in a backward of two losses' sum", first, answer, "grad")
+        yield same(f"{OWN_PART}, of the second loss of a sum", later, answer, "grad.second")
+
+
+def _own_part(references: Sequence[Reference], evidence: Evidence, answer: RankAnswer) -> Tensor:
+    place = place_of(evidence.case, answer.rank)
+    return references[place.index][1][place.position]
 
 
 def _gradient_about(evidence: WholeLoss) -> Iterator[Finding]:
     """Of 16 bits."""
     for answer in evidence.answers:
-        place = place_of(evidence.case, answer.rank)
-        expected = evidence.references[place.index][1][place.position]
+        expected = _own_part(evidence.references, evidence, answer)
         for name in ("grad", "early"):
             seen = answer.tensors.get(name)
             yield in_proportion("gradient of the logits", [expected], [seen], answer.rank)
@@ -232,13 +256,15 @@ _two_numbers = every(_in_the_calls, single_numbers_between(0))
 
 
 LOST = Run(_lose, _inputs, own_entry, WholeLoss)
-MEANS = every(*map(on_each, (_is_the_mean, _mean_without_graph, _mean_of_another_call)))
-BOTH = every(MEANS, _is_the_gradient)
+MEANS = every(on_each(_is_the_mean), _means_of_other_calls)
+GRADIENTS = every(_is_the_gradient, _gradients_of_both)
+BOTH = every(on_each(_is_the_mean), _is_the_gradient)
+ELSEWHERE = ("without", "nobody", "subgroup", "alone")
 EXERCISE = Exercise(
     "11.sharded-loss",
     "One loss over a divided sequence",
     ("sharded_loss",),
-    dict.fromkeys(("values", "without", "nobody", "bfloat16", "subgroup", "alone"), LOST),
+    dict.fromkeys(("values", "bfloat16", *ELSEWHERE), LOST),
     _cases,
     (
         Property(
@@ -248,7 +274,7 @@ EXERCISE = Exercise(
             "Every rank has the mean over all targets of the group; what was given is as it was.",
             "a mean of the ranks' means, or a division by tokens that have no target",
             {"values": every(MEANS, on_each(unchanged))},
-            {"bfloat16": MEANS},
+            {"bfloat16": MEANS, **dict.fromkeys(ELSEWHERE, _means_of_other_calls)},
         ),
         Property(
             "gradient",
@@ -256,8 +282,8 @@ EXERCISE = Exercise(
             2,
             "A rank's gradient is its part of the whole's: the parts of all ranks add up.",
             "divided by the rank's own targets, or n times too large",
-            {"values": _is_the_gradient},
-            {"bfloat16": _gradient_about},
+            {"values": GRADIENTS},
+            {"bfloat16": _gradient_about, **dict.fromkeys(ELSEWHERE, _gradients_of_both)},
         ),
         Property(
             "two-numbers",
@@ -266,7 +292,7 @@ EXERCISE = Exercise(
             "Only a sum and a number of targets are sent, and in backward nothing.",
             "logits, or a loss for each token, were gathered",
             {"values": _two_numbers},
-            dict.fromkeys(("without", "nobody", "bfloat16", "subgroup", "alone"), _two_numbers),
+            dict.fromkeys(("bfloat16", *ELSEWHERE), _two_numbers),
         ),
         Property(
             "without",
