@@ -455,7 +455,8 @@ draw_timeline(job)
 #
 # ### Exercise: ring attention
 #
-# Write both passes of `RingAttention`.
+# Write both passes of `RingAttention`. In either, keys and values of other ranks, and the sums of their
+# gradients, are there for one step and on their way for the next: never those of all ranks together.
 #
 # <details><summary>Hint</summary>
 #

@@ -93,20 +93,14 @@ def _cut_cases(seed: int) -> list[Case]:
 def _ring_cases(seed: int) -> list[Case]:
     draw = Random(f"11/ring/{seed}")
     size, d, heads = draw.randint(1, 3), draw.randint(2, 5), draw.randint(1, 3)
+    before = draw.sample([[], [heads], [2, 1, heads]], 2)  # dimensions, of one head alone and of five too
+    more = {"groups": PAIR_AND_ONE}
     return [
         ring_case("unseen: five ranks", "values", 5, [1, heads, 10 * size, d], seed),
         ring_case("unseen: large", "values", 3, [heads, 12 * size, 4], seed, scale=500.0),
         ring_case("unseen: two ranks, float32", "values", 2, [2, heads, 4 * size, d], seed, dtype="float32"),
-        ring_case(
-            "unseen: a pair and one",
-            "subgroup",
-            3,
-            [1, heads, 4 * size, d],
-            seed,
-            groups=PAIR_AND_ONE,
-            frozen=["v"],
-        ),
-        ring_case("unseen: alone", "alone", 1, [2, heads, 2 * size, d], seed),
+        ring_case("unseen: a pair and one", "subgroup", 3, [*before[0], 4 * size, d], seed, **more),
+        ring_case("unseen: alone", "alone", 1, [*before[1], 2 * size, d], seed),
     ]
 
 

@@ -49,12 +49,13 @@ def queries_keys_values(case: Case, generator: torch.Generator, *more: str) -> I
 
 
 def as_handed(rank: Rank, name: str) -> Tensor:
-    """A copy of an input [..., heads, s, d]; of kinds "subgroup" and "kept" it lies in memory as a model's
-    heads do, [..., s, heads, d], which is not contiguous.
+    """A copy of an input [..., s, d]; of kinds "subgroup" and "kept" it lies in memory as a model's
+    heads do, [..., s, heads, d], which is not contiguous, and of one head alone as a transposed matrix.
     """
     given = rank.inputs[name].clone()
     if rank.case.kind in ("subgroup", "kept"):
-        return given.transpose(-3, -2).contiguous().transpose(-3, -2)
+        dims = (-3, -2) if given.dim() > 2 else (-2, -1)
+        return given.transpose(*dims).contiguous().transpose(*dims)
     return given
 
 

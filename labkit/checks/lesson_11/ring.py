@@ -29,7 +29,7 @@ TORCHS_OWN = (
 
 def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
     """shape: [..., s, d] of the whole sequence. scale: of the scores. quiet: ranks whose outputs have
-    a gradient of zeros. frozen: of q, k and v, what needs no gradient.
+    a gradient of zeros.
     """
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind, timeout=PATIENCE)
 
@@ -40,8 +40,8 @@ def ring_cases(seed: int) -> list[Case]:
         ring_case("three ranks", "values", 3, [2, 2, 24, 4], seed, late=[1]),
         ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32", quiet=[2]),
         ring_case("scores of hundreds", "values", 2, [1, 2, 16, 4], seed, scale=600.0),
-        ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]], frozen=["k"]),
-        ring_case("alone", "alone", 1, [2, 6, 1], seed),
+        ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
+        ring_case("alone, one head", "alone", 1, [6, 1], seed),
     ]
 
 

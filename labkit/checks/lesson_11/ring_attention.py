@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import count
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import JSON, Case, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_11.between import BETWEEN, recorded_throughout, single_numbers_between
-from labkit.checks.lesson_11.partial import OBJECT_BYTES, as_handed, tell_changed, unchanged
+from labkit.checks.exercise import Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_11.between import recorded_throughout, single_numbers_between
+from labkit.checks.lesson_11.halves import AFTER_ANOTHER, differentiate_after_another, enter_half
+from labkit.checks.lesson_11.partial import as_handed, tell_changed, unchanged
 from labkit.checks.lesson_11.ring import (
     PARTS,
     TORCHS_OWN,
@@ -27,45 +25,76 @@ from labkit.checks.lesson_11.ring import (
     ring_inputs,
     sends,
 )
+from labkit.checks.lesson_11.ring_kept import (
+    KEPT,
+    SAVED,
+    are_gradients_of_many,
+    gradient_of,
+    hold,
+    holds_a_step,
+    keep,
+    saved,
+    sends_no_more_meanwhile,
+    stays,
+)
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import others
 from labkit.checks.shared.beside import all_awaited, calls_of, calls_text, on_each, same, stays_in_group
-from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.holding import held_since, holding
-from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.places import enter_group, place_of
 
+SOME = [names for number in (1, 2) for names in combinations(PARTS, number)]  # that may need gradients alone
+NEEDED = [(names, name) for names in SOME for name in names]
+BACKWARD_OF_SOME = "backward to some of q, k and v"  # what is recorded where others need no gradient
+
 
 def _cases_with_backward(seed: int) -> list[Case]:
-    """What is kept is counted in the process, where small tensors do not show beside its own objects."""
-    return [*ring_cases(seed), ring_case("what is kept", "kept", 2, [1, 2, 512, 8], seed)]
-
-
-def _trained(case: Case) -> list[str]:
-    """What of q, k and v needs a gradient: adapters of queries and values alone leave keys as they are."""
-    return [name for name in PARTS if name not in case.params.get("frozen", ())]
+    """What is kept is counted in the process, where small tensors do not show beside its own objects. What is
+    there at a time shows where there are many ranks, and few scores beside keys.
+    """
+    return [
+        *ring_cases(seed),
+        ring_case("what is kept", "kept", 2, [1, 2, 512, 8], seed),
+        ring_case("eight ranks", "held", 8, [1, 16, 16], seed),
+    ]
 
 
 def _differentiate(rank: Rank) -> None:
     """Answers out, out.later, when backward is over, grad.q, .k, .v, of a second backward of the same graph,
     and early.q, .k, .v: what half the first one's, of twice the gradient, are by then; evaluated, of
-    `others`, without a graph; recordings forward and backward, all times; facts kept_bytes, from the input's,
-    of a forward of leaves and one of what is no leaf, circle, as `_stays` has it, and changed. Between
-    forward and backward there are other forwards, as there are in a model of more layers.
+    `others`, without a graph; of kind "values" what `differentiate_after_another` answers, and of others what
+    `_train_some` does; recordings forward and backward, all times; facts kept_bytes, from the input's, of a
+    forward of leaves and one of what is no leaf, circle, as `stays` has it, saved, as `saved` has it, and
+    changed. Between forward and backward there are other forwards, as there are in a model of more layers.
     """
-    group, trained = enter_group(rank), _trained(rank.case)
-    leaves = [as_handed(rank, name).requires_grad_(name in trained) for name in PARTS]
+    group = enter_group(rank)
+    half = enter_half(rank) if rank.case.kind == "values" else None
+    leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
     grad = as_handed(rank, "grad")
     with recorded_throughout(rank):
         _there_and_back(rank, group, leaves, grad)
+        if half is None:
+            with rank.attempt("subgroup"):  # after an error messages may be on their way: no more calls
+                for names in SOME:
+                    _train_some(rank, group, names)
+        else:
+            own = {name: rank.inputs[name] for name in PARTS}
+            differentiate_after_another(
+                rank, half, own, grad, lambda t, g: rank.student.RingAttention.apply(*t, g)
+            )
     given = {name: leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)}
     tell_changed(rank, {**given, "grad": grad})
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
 
 
-def _there_and_back(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor], grad: Tensor) -> None:
+def _there_and_back(
+    rank: Rank,
+    group: dist.ProcessGroup,
+    leaves: Sequence[Tensor],
+    grad: Tensor,
+) -> None:
     kept, inside = list[JSON](), [1.0 - leaf for leaf in leaves]
 
     def forward(given: Sequence[Tensor]) -> Tensor:
@@ -80,53 +109,33 @@ def _there_and_back(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tenso
     with torch.no_grad(), rank.recording("forward"):
         rank.answer("evaluated", rank.student.RingAttention.apply(*others(*leaves), group))
     with rank.recording("forward"):
-        rank.fact("circle", _stays(lambda: rank.student.RingAttention.apply(*leaves, group)))
+        rank.fact("circle", stays(lambda: rank.student.RingAttention.apply(*leaves, group)))
+    with rank.recording("forward"):
+        rank.fact("saved", saved(leaves, lambda: rank.student.RingAttention.apply(*leaves, group)))
     rank.answer("out", out)
     with rank.attempt("gradients"):
-        needed = [leaf for leaf in leaves if leaf.requires_grad]
         with rank.recording("backward"):
-            early = torch.autograd.grad(out, needed, 2.0 * grad, retain_graph=True, allow_unused=True)
+            early = torch.autograd.grad(out, leaves, 2.0 * grad, retain_graph=True, allow_unused=True)
         with rank.recording("backward"):
-            torch.autograd.grad(later, needed, grad, allow_unused=True)
+            torch.autograd.grad(later, leaves, grad, allow_unused=True)
         with rank.recording("backward"):
             out.backward(grad)
-        for name, gradient in zip(_trained(rank.case), early, strict=True):
+        for name, gradient in zip(PARTS, early, strict=True):
             rank.answer(f"early.{name}", None if gradient is None else gradient / 2.0)
     rank.answer("out.later", out)
 
 
-def _stays(forward: Callable[[], Tensor]) -> bool:
-    """Whether an output that nobody has any more is still there."""
-    gc.disable()  # Python's search for circles would find it some time
-    dropped = weakref.ref(forward())
-    stays = dropped() is not None
-    gc.enable()
-    return stays
-
-
-def _keep(rank: Rank) -> None:
-    """Facts kept_bytes: what one forward leaves behind with its output, whoever holds it, as arrays too;
-    circle, as `_stays` has it; forwards: how many there were.
-    Recording: all that is sent, in these and one backward. Answers out and grad.q, .k, .v.
+def _train_some(rank: Rank, group: dist.ProcessGroup, names: Sequence[str]) -> None:
+    """Where only these of q, k and v need a gradient: adapters of some leave the others as they are. Answers
+    some.NAMES.NAME, the gradients; recordings forward and `BACKWARD_OF_SOME`.
     """
-    leaves, forwards = [as_handed(rank, name).requires_grad_() for name in PARTS], count()
-    given = [as_inside(leaf) for leaf in leaves]
-
-    def forward() -> Tensor:
-        next(forwards)
-        out: Tensor = rank.student.RingAttention.apply(*given, rank.group)
-        return out
-
-    with recorded_throughout(rank):
-        rank.fact("kept_bytes", [bytes_kept(lambda: forward)])
-        rank.fact("circle", _stays(forward))
-        out = forward()
-        rank.answer("out", out)
-        with rank.attempt("gradients"):
-            out.backward(as_handed(rank, "grad"))
-    rank.fact("forwards", next(forwards))
-    for name, leaf in zip(PARTS, leaves, strict=True):
-        rank.answer(f"grad.{name}", leaf.grad)
+    leaves = {name: as_handed(rank, name).requires_grad_(name in names) for name in PARTS}
+    with rank.recording("forward"):
+        out = rank.student.RingAttention.apply(*leaves.values(), group)
+    with rank.recording(BACKWARD_OF_SOME):
+        out.backward(as_handed(rank, "grad"))
+    for name in names:
+        rank.answer(f"some.{''.join(names)}.{name}", leaves[name].grad)
 
 
 def _is_output(evidence: Whole, answer: RankAnswer) -> Finding:
@@ -143,67 +152,43 @@ def _is_output_without_graph(evidence: Whole, answer: RankAnswer) -> Finding:
 
 def _are_gradients(evidence: Whole) -> Iterator[Finding]:
     for answer in evidence.answers:
-        for name in _trained(evidence.case):
+        for name in PARTS:
             expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
-            told = _gradient_of(name)
+            told = gradient_of(name)
             yield same(told, expected, answer, f"grad.{name}")
             yield same(f"{told}, still there after another backward", expected, answer, f"early.{name}")
         yield unchanged(evidence, answer)
         yield same("the output as forward gave it", answer.tensors["out"], answer, "out.later")
 
 
-def _gradient_of(name: str) -> str:
-    return f"gradient of {name} from the whole sequence"
-
-
-def _are_gradients_of_many(evidence: Whole) -> Iterator[Finding]:
-    """Where it is counted what is kept."""
+def _gradients_after_another(evidence: Whole) -> Iterator[Finding]:
     for answer in evidence.answers:
         for name in PARTS:
             expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
-            yield same(_gradient_of(name), expected, answer, f"grad.{name}")
+            yield same(f"gradient of {name} {AFTER_ANOTHER}", expected, answer, f"beside.{name}")
+
+
+def _gradients_of_some(evidence: Whole) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for names, name in NEEDED:
+            expected = evidence.own(answer.rank, [found[name] for found in evidence.gradients])
+            told = f"{gradient_of(name)}, where only {' and '.join(names)} need one"
+            yield same(told, expected, answer, f"some.{''.join(names)}.{name}")
 
 
 def _sends_at_most(evidence: Whole) -> Iterator[Finding]:
-    """In each backward, where gradients that nobody needs may stay at home."""
+    """Where gradients that nobody needs may stay at home."""
     for answer in evidence.answers:
         messages = 4 * place_of(evidence.case, answer.rank).size - 2
         most = messages * message_bytes(evidence, answer.rank)
-        for name in (*answer.earlier("backward"), "backward"):
+        for name in (*answer.earlier(BACKWARD_OF_SOME), BACKWARD_OF_SOME):
             calls = calls_of(answer, name)
             sent = sum(num_bytes for op, num_bytes in calls if op == "send")
             right = sent <= most and {op for op, _ in calls} <= {"send", "recv"}
-            told = f"backward: at most {most:,} bytes sent, to a neighbour"
+            told = f"{BACKWARD_OF_SOME}: at most {most:,} bytes sent, to a neighbour"
             yield Finding(right, told, calls_text(calls), answer.rank)
 
 
-def _sends_no_more_meanwhile(evidence: Whole) -> Iterator[Finding]:
-    """Where it is counted what is kept: all forwards and the backward together."""
-    for answer in evidence.answers:
-        judge = sends(BETWEEN, partial(_messages_of, answer.facts["forwards"]))
-        yield from judge(Whole(evidence.case, evidence.inputs, [answer]))
-
-
-def _messages_of(forwards: int, ranks: int) -> int:
-    return forwards * 2 * (ranks - 1) + 4 * ranks - 2
-
-
-def _keeps_its_own(evidence: Evidence, answer: RankAnswer) -> Finding:
-    """The output and the lse beside q, k and v, which the caller has."""
-    own = message_bytes(evidence, answer.rank)
-    lse = own // evidence.case.params["shape"][-1]
-    objects = OBJECT_BYTES if evidence.case.kind == "kept" else 256
-    most, kept = own + lse + objects, max(answer.facts["kept_bytes"])
-    told = f"at most {most:,} bytes kept: the output and its lse"
-    return Finding(kept <= most, told, f"{kept:,} bytes", answer.rank)
-
-
-def _goes_with_its_output(evidence: Evidence, answer: RankAnswer) -> Finding:
-    told = "an output that nobody has any more is gone, and what was kept with it"
-    return Finding(not answer.facts["circle"], told, "its own graph holds it", answer.rank)
-
-
-KEPT = every(on_each(_keeps_its_own), on_each(_goes_with_its_output))
 ATTENTION = Run(_differentiate, ring_inputs, own_tokens_of, Whole)
 EXERCISE = Exercise(
     "11.ring-attention",
@@ -211,7 +196,8 @@ EXERCISE = Exercise(
     ("RingAttention",),
     {
         **dict.fromkeys(("values", "subgroup", "alone"), ATTENTION),
-        "kept": Run(_keep, ring_inputs, own_tokens_of, Whole),
+        "kept": Run(keep, ring_inputs, own_tokens_of, Whole),
+        "held": Run(hold, ring_inputs, own_tokens_of),
     },
     _cases_with_backward,
     (
@@ -233,27 +219,32 @@ EXERCISE = Exercise(
             4,
             "The gradients of q, k and v are those of the whole sequence.",
             "sums of dk and dv must come home to the rank of their keys: one step more than the keys go",
-            {"values": _are_gradients, "kept": _are_gradients_of_many},
+            {"values": every(_are_gradients, _gradients_after_another), "kept": are_gradients_of_many},
         ),
         Property(
             "messages",
             "mechanism",
             2,
-            "Backward sends 4n - 2 tensors: keys and values n - 1 steps, their gradients n.",
-            "the keys of the last step need not go on",
+            "Backward sends 4n - 2 tensors: keys and values n - 1 steps, their gradients n; those of all"
+            " ranks are never there together.",
+            "the keys of the last step need not go on, or all were gathered before the first block",
             {
                 "values": every(
                     sends("forward", lambda n: 2 * (n - 1)),
                     sends("backward", lambda n: 4 * n - 2),
                     on_each(lambda _, answer: all_awaited(answer)),
                     single_numbers_between(0),
-                )
+                ),
+                "held": holds_a_step,
             },
             {
                 "subgroup": every(
-                    sends("forward", lambda n: 2 * (n - 1)), _sends_at_most, single_numbers_between(0)
+                    sends("forward", lambda n: 2 * (n - 1)),
+                    sends("backward", lambda n: 4 * n - 2 if n > 1 else 0),
+                    _sends_at_most,
+                    single_numbers_between(0),
                 ),
-                "kept": _sends_no_more_meanwhile,
+                "kept": sends_no_more_meanwhile,
             },
         ),
         Property(
@@ -263,17 +254,20 @@ EXERCISE = Exercise(
             "Beside q, k and v the output and its lse are kept for backward, nothing else in any form, and no"
             " longer than the output is there.",
             "autograd keeps what every block was made from: write the backward yourself",
-            dict.fromkeys(("values", "kept"), KEPT),
-            {"subgroup": KEPT},
+            {"values": SAVED, "kept": KEPT},
+            {"subgroup": SAVED},
         ),
         Property(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, on one rank alone, on views of tensors, and where"
-            " not all of q, k and v need a gradient.",
+            "It works in a group that is not the whole job, on one rank alone, on views of tensors, with or"
+            " without dimensions before [c, d], and where not all of q, k and v need a gradient.",
             "a rank of the group was used as a global rank, or sums of values stay where keys need none",
-            {"subgroup": every(_are_gradients, stays_in_group), "alone": _are_gradients},
+            {
+                "subgroup": every(_are_gradients, _gradients_of_some, stays_in_group),
+                "alone": every(_are_gradients, _gradients_of_some),
+            },
         ),
     ),
     builds_on=("11.merge-partials", "11.block-backward", "11.own-tokens", "11.ring-forward"),

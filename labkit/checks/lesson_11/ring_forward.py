@@ -97,9 +97,9 @@ def _four_times(rank: Rank, group: dist.ProcessGroup, recorder: Recorder, given:
 class Asked:
     """An `attend` for one call, which sees when it is asked.
 
-    opened: for each time, the receives that had been started by then and not been waited for, the bytes of
-    those that had been waited for, and how many pairs of a query and a key, of all heads together, so that
-    some of them at a time are as good.
+    opened: for each time, the bytes of receives that had been started by then and not been waited for, those
+    of the ones that had been waited for, and how many pairs of a query and a key, of all heads together, so
+    that some of them at a time are as good.
     """
 
     def __init__(self, recorder: Recorder, block: Attend, heads: int) -> None:
@@ -114,7 +114,7 @@ class Asked:
         receives = [e for e in entries if e.op == "recv"]
         come = sum(e.num_bytes for e in receives if e.end is not None)
         pairs = math.prod(q.shape[:-1]) * k.shape[-2] / self._heads
-        self.opened.append([sum(e.end is None for e in receives), come, pairs])
+        self.opened.append([sum(e.num_bytes for e in receives) - come, come, pairs])
         return self._block(q, k, v, diagonal)
 
     def beside(self) -> JSON:
@@ -166,11 +166,11 @@ def _in_each_call(evidence: Evidence) -> Iterator[Finding]:
 
 def _open_meanwhile(evidence: Evidence, answer: RankAnswer, opened: Opened) -> Finding:
     """The keys of another rank make two blocks; nothing is to come any more while the last two are made."""
-    block = _of_a_block(evidence, answer.rank)
+    block, of_a_rank = _of_a_block(evidence, answer.rank), 2 * message_bytes(evidence, answer.rank)
     total = sum(pairs for *_, pairs in opened) / block
-    idle = sum(pairs for receives, _, pairs in opened if not receives) / block
-    told = "a receive under way while attend computes blocks, but for the two blocks of the last keys"
-    seen = f"none in {idle:g} of {total:g} blocks"
+    idle = sum(pairs for under_way, _, pairs in opened if under_way < of_a_rank) / block
+    told = "keys and values of a rank under way while attend computes blocks, but for the last two blocks"
+    seen = f"none, or a part of them, in {idle:g} of {total:g} blocks"
     return Finding(idle <= 2 + 1e-6 < total, told, seen, answer.rank)
 
 
@@ -247,7 +247,7 @@ EXERCISE = Exercise(
             "overlap",
             "mechanism",
             2,
-            "The next keys are on their way while attend computes blocks.",
+            "The next keys and values are on their way while attend computes blocks, all blocks of a step.",
             "messages are started before the blocks, and waited for after them",
             {"values": _behind_blocks},
             {"subgroup": _behind_blocks},
@@ -256,7 +256,8 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
+            "It works in a group that is not the whole job, on one rank alone, on views of tensors, and with"
+            " or without dimensions before [c, d].",
             "a rank of the group was used as a global rank",
             {"subgroup": every(_is_attention, stays_in_group), "alone": _is_attention},
         ),
