@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.checks.case import Case, RankAnswer
-from labkit.checks.lesson_11.heads import left_rank
+from labkit.checks.lesson_11.heads_sent import left_rank
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of
 from labkit.checks.shared.sums import summed_bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,8 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.checks.case import JSON, Case, Inputs, RankAnswer
-from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
-from labkit.checks.lesson_11.between import recorded_throughout, single_numbers_between
+from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
+from labkit.checks.lesson_11.between import recorded_throughout
+from labkit.checks.lesson_11.halves import AFTER_ANOTHER, differentiate_after_another, enter_half
+from labkit.checks.lesson_11.heads_sent import BACKWARD_OF_ONE, MESSAGES
 from labkit.checks.lesson_11.partial import (
     PATIENCE,
     as_handed,
@@ -29,7 +32,6 @@ from labkit.checks.shared.beside import calls_of, is_refused, on_each, same, sta
 from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.proportion import in_proportion
-from labkit.checks.shared.twins import each_once
 
 PARTS = ("q", "k", "v")
 
@@ -109,16 +111,20 @@ class WholeSequences(Evidence):
 
 
 def _attend(rank: Rank) -> None:
-    """Answers out and grad.q, .k, .v; evaluated, of `others` without a graph, and partly, of the same inputs
-    as out, of which only one needs a gradient; recordings forward, of each, and backward. Facts: changed;
-    attended: of each call the shapes of queries and keys of each time that attention was asked for. Between
-    forward and backward there are other forwards, as there are in a model of more layers.
+    """Answers out and grad.q, .k, .v; evaluated, of `others` without a graph; partly.NAME and
+    grad.partly.NAME of the same inputs as out, of which only that one needs a gradient; recordings forward,
+    of each, backward, `BACKWARD_OF_ONE`; of kind "values" what `differentiate_after_another` answers. Facts:
+    changed; attended: of each call the shapes of queries and keys of each time that attention was asked for.
+    Between forward and backward there are other forwards, as there are in a model of more layers.
     """
     group = enter_group(rank)
+    half = enter_half(rank) if rank.case.kind == "values" else None
     leaves = [as_handed(rank, name).requires_grad_() for name in PARTS]
     with recorded_throughout(rank):
         given = leaves if rank.case.kind == "values" else [as_inside(leaf) for leaf in leaves]
         _attend_often(rank, group, given)
+        if half is not None:
+            _attend_elsewhere(rank, half)
     tell_changed(rank, {name: tensor.detach() for name, tensor in zip(PARTS, given, strict=True)})
     for name, leaf in zip(PARTS, leaves, strict=True):
         rank.answer(f"grad.{name}", leaf.grad)
@@ -142,13 +148,46 @@ def _attend_often(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor]
     go(*others(*leaves))
     out = go(*leaves)
     go(*(1.0 - leaf for leaf in leaves))
-    needs = PARTS[rank.case.seed % len(PARTS)]
-    given = [leaf if name == needs else leaf.detach() for name, leaf in zip(PARTS, leaves, strict=True)]
-    rank.answer("partly", go(*given))
+    for name in PARTS:
+        _train_one(rank, name, leaves, go)
     rank.fact("attended", [list(one) for one in attended])
     rank.answer("out", out)
     with rank.attempt("gradients"), rank.recording("backward"):
         (out * as_handed(rank, "grad")).sum().backward()
+
+
+def _attend_elsewhere(rank: Rank, half: dist.ProcessGroup) -> None:
+    """All heads are there twice, as one or two ranks divide them then."""
+    given = {name: twice(rank.inputs[name]) for name in PARTS}
+    differentiate_after_another(
+        rank,
+        half,
+        given,
+        twice(rank.inputs["grad"]),
+        lambda tensors, group: rank.student.ulysses_attention(*tensors, group, attend_whole),
+    )
+
+
+def twice(heads: Tensor) -> Tensor:
+    """[b, 2a, s, d] of [b, a, s, d], the same once more: so it is with what attention gives of them."""
+    return heads.repeat(1, 2, 1, 1)
+
+
+def _train_one(rank: Rank, name: str, leaves: Sequence[Tensor], go: Callable[..., Tensor]) -> None:
+    """Attention of which one of q, k and v needs a gradient: the others come from layers that are frozen."""
+    given = {part: leaf.detach() for part, leaf in zip(PARTS, leaves, strict=True)}
+    given[name] = leaf = given[name].clone().requires_grad_()
+    out = go(*given.values())
+    rank.answer(f"partly.{name}", out)
+    if out.requires_grad:  # otherwise there is no gradient to be told
+        with _charged_once(rank), rank.recording(BACKWARD_OF_ONE):
+            (out * as_handed(rank, "grad")).sum().backward()
+    rank.answer(f"grad.partly.{name}", leaf.grad)
+
+
+def _charged_once(rank: Rank) -> contextlib.AbstractContextManager[None]:
+    """An error in such a backward costs gradients alone: in cases about others answers are missing."""
+    return rank.attempt("gradients") if rank.case.kind == "values" else rank.expect_error("of one")
 
 
 def _refuse(rank: Rank) -> None:
@@ -168,7 +207,7 @@ def _expected_outputs(evidence: WholeSequences, rank: int) -> dict[str, tuple[st
     return {
         "out": ("", out),
         "evaluated": (" in a call of other numbers, without a graph", whole.own(rank, "out")),
-        "partly": (" where only one of q, k and v needs a gradient", out),
+        **{f"partly.{name}": (f" where only {name} needs a gradient", out) for name in PARTS},
     }
 
 
@@ -187,6 +226,20 @@ def _are_gradients(evidence: WholeSequences) -> Iterator[Finding]:
         yield unchanged(evidence, answer)
 
 
+def _gradients_of_one(evidence: WholeSequences) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name in PARTS:
+            told = f"gradient of {name} where nothing else needs one"
+            yield same(told, evidence.own(answer.rank, name), answer, f"grad.partly.{name}")
+
+
+def _gradients_after_another(evidence: WholeSequences) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name in PARTS:
+            expected = twice(evidence.own(answer.rank, name))
+            yield same(f"gradient of {name} {AFTER_ANOTHER}", expected, answer, f"beside.{name}")
+
+
 def _output_about(evidence: WholeSequences) -> Iterator[Finding]:
     for answer in evidence.answers:
         for name, (more, out) in _expected_outputs(evidence, answer.rank).items():
@@ -199,46 +252,6 @@ def _gradients_about(evidence: WholeSequences) -> Iterator[Finding]:
         for name in PARTS:
             expected, seen = evidence.own(answer.rank, name), answer.tensors.get(f"grad.{name}")
             yield in_proportion(f"gradient of {name}", [expected], [seen], answer.rank)
-
-
-def left_rank(calls: Sequence[Mapping[str, Any]], rank: int) -> int:
-    """Bytes that went to other ranks by all-to-alls and by sends. Of an all-to-all that C++ made nobody knows
-    the parts: they count as even.
-    """
-    away = 0
-    for call in calls:
-        if call["op"] == "send":
-            away += call["num_bytes"]
-        elif call["op"] == "all_to_all":
-            group, num_bytes = call["group"], call["num_bytes"]
-            parts = call["sent"] or [num_bytes // len(group)] * len(group)
-            away += sum(n for to, n in zip(group, parts, strict=True) if to != rank)
-    return away
-
-
-def _sends(phase: str) -> Judge:
-    """(n - 1)/n of the rank's queries, keys, values and output goes away each time, and nothing else is
-    sent.
-    """
-
-    def find(evidence: Evidence) -> Iterator[Finding]:
-        for answer in evidence.answers:
-            for name in (*answer.earlier(phase), phase):
-                yield from _leave(evidence, answer, name)
-
-    return find
-
-
-def _leave(evidence: Evidence, answer: RankAnswer, name: str) -> Iterator[Finding]:
-    b, a, s, d = evidence.case.params["shape"]
-    size = place_of(evidence.case, answer.rank).size
-    numbers = 2 * (a + evidence.case.params["kv_heads"]) * b * (s // size) * d
-    expected = numbers * evidence.inputs["q"].element_size() * (size - 1) // size
-    seen = left_rank(each_once(answer.collectives.get(name, [])), answer.rank)
-    told = f"{name}: {expected:,} bytes to other ranks, of queries, keys, values and output"
-    yield Finding(seen == expected, told, f"{seen:,} bytes", answer.rank)
-    other = sorted({op for op, _ in calls_of(answer, name)} - {"all_to_all", "send", "recv"})
-    yield Finding(not other, f"{name}: no other communication", ", ".join(other), answer.rank)
 
 
 def _own_heads(evidence: Evidence) -> Iterator[Finding]:
@@ -269,7 +282,6 @@ def _what_does_not_divide(case: Case) -> tuple[int, int]:
 
 ATTENDED = Run(_attend, _inputs, _own, WholeSequences)
 EVERYTHING = every(_is_output, _are_gradients)
-MESSAGES = every(_sends("forward"), _sends("backward"), single_numbers_between(0))
 EXERCISE = Exercise(
     "11.ulysses",
     "Heads for tokens",
@@ -295,8 +307,8 @@ EXERCISE = Exercise(
             3,
             "The gradients of q, k and v are those of the whole sequence.",
             "the gradient of an exchange is the exchange the other way round",
-            {"values": _are_gradients},
-            {"low": _gradients_about},
+            {"values": every(_are_gradients, _gradients_of_one, _gradients_after_another)},
+            {"low": _gradients_about, **dict.fromkeys(("subgroup", "alone"), _gradients_of_one)},
         ),
         Property(
             "messages",
