@@ -41,7 +41,7 @@ def ring_cases(seed: int) -> list[Case]:
         ring_case("four ranks, float32", "values", 4, [3, 16, 6], seed, dtype="float32", quiet=[2]),
         ring_case("scores of hundreds", "values", 2, [1, 2, 16, 4], seed, scale=600.0),
         ring_case("crossed groups", "subgroup", 4, [1, 2, 8, 4], seed, groups=[[0, 3], [1, 2]]),
-        ring_case("alone, one head", "alone", 1, [6, 1], seed),
+        ring_case("alone", "alone", 1, [2, 6, 1], seed),
     ]
 
 

@@ -256,8 +256,7 @@ EXERCISE = Exercise(
             "subgroup",
             "robustness",
             1,
-            "It works in a group that is not the whole job, on one rank alone, on views of tensors, and with"
-            " or without dimensions before [c, d].",
+            "It works in a group that is not the whole job, on one rank alone, and on views of tensors.",
             "a rank of the group was used as a global rank",
             {"subgroup": every(_is_attention, stays_in_group), "alone": _is_attention},
         ),
