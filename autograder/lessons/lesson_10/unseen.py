@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.checks.case import Case
 from labkit.checks.lesson_10.breaking_down import breakdown_cases
-from labkit.checks.lesson_10.even_work import documents_case, drawn_lengths
+from labkit.checks.lesson_10.even_work import alike_case, documents_case, drawn_lengths
 from labkit.checks.lesson_10.exposed import exposed_cases
 from labkit.checks.lesson_10.fast import fast_case
 from labkit.checks.lesson_10.host_waits import SMALL, drawn_calls, waits_case
@@ -51,6 +51,7 @@ def _waits(seed: int) -> list[Case]:
     draw = Random(f"10/waits/{seed}")
     sizes: dict[str, Any] = {"rows": draw.randint(3, 9), "width": 5, "slow": draw.random() < 0.5}
     given: dict[str, Any] = {"device": 1, "last_rows": draw.randint(2, 5), "slow": True}
+    given |= {"tokens": draw.randint(2, 5), "columns": draw.randint(1, 3)}
     return [
         waits_case(f"{PREFIX}steps", "steps", seed, drawn_calls(draw, draw.randint(5, 12)), **sizes),
         waits_case(
@@ -80,6 +81,7 @@ def _documents(seed: int) -> list[Case]:
         ),
         documents_case(f"{PREFIX}five ranks", "balanced", 5, seed, drawn_lengths(draw, 2, 41, 5, False)),
         documents_case(f"{PREFIX}some come twice", "balanced", 2, seed, [[17, 6, 25, 17, 11, 6]], twice=True),
+        alike_case(f"{PREFIX}random numbers of their own", 3, seed),
         documents_case(f"{PREFIX}seven alike", "balanced", 4, seed, [[20] * 7]),
         documents_case(
             f"{PREFIX}many documents", "balanced", 4, seed, [_long_ones_at_the_end(draw)], gradients=False

@@ -44,26 +44,31 @@ def waits_case(
     last_rows: int | None = None,
     dtype: str = "float64",
     slow: bool = False,
+    columns: int = 1,
+    tokens: int | None = None,
 ) -> Case:
     """A small net on one stand-in device of two, trained with `steps` batches from the host, or so many in
     each of several calls. last_rows: of the last batch, where it has fewer than the others. dtype: of weights
-    and batches. slow: whether copies are long under way.
+    and batches. slow: whether copies are long under way. columns: of the targets. tokens: of each row, where
+    it has several.
     """
     calls = [steps] if isinstance(steps, int) else steps
     params = {"calls": calls, "rows": rows, "width": width, "learning_rate": learning_rate, "device": device}
     more = {"last_rows": rows if last_rows is None else last_rows, "dtype": dtype, "slow": slow}
-    return Case(name, 1, params | more, seed, kind=kind)
+    shape = {"columns": columns, "tokens": [] if tokens is None else [tokens]}
+    return Case(name, 1, params | more | shape, seed, kind=kind)
 
 
 def _cases(seed: int) -> list[Case]:
     draw = Random(f"10/visible-waits/{seed}")
     odd: dict[str, Any] = {"rows": 5, "width": 3, "learning_rate": OTHER_RATE}
+    given: dict[str, Any] = {"device": 1, "columns": draw.randint(2, 4)}
     return [
         waits_case("six steps", "steps", seed, [6, draw.randint(3, 5)], slow=True),
         waits_case("ten steps of odd sizes", "steps", seed, drawn_calls(draw, 10), **odd),
         waits_case("one step", "few", seed, [1, draw.randint(1, 2)], slow=draw.random() < 0.5),
         waits_case("no step", "few", seed, 0),
-        waits_case("on cuda:1, batches one by one", "given", seed, drawn_calls(draw, 3), device=1),
+        waits_case("on cuda:1, batches one by one", "given", seed, drawn_calls(draw, 3), **given),
         waits_case("a slow link", "under-way", seed, drawn_calls(draw, 5), **SMALL),
     ]
 
@@ -76,12 +81,14 @@ def drawn_calls(draw: Random, steps: int) -> list[int]:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """x: [steps of all calls, rows, width]; y: [steps of all calls, rows, 1]."""
-    steps = sum(case.params["calls"])
-    rows, width = (case.params[name] for name in ("rows", "width"))
+    """x: [steps of all calls, rows, width]; y: [steps of all calls, rows, columns]; or [..., rows, tokens, ...]
+    of both.
+    """
+    p = case.params
+    shape = (sum(p["calls"]), p["rows"], *p["tokens"])
     return {
-        "x": torch.randn(steps, rows, width, generator=generator, dtype=dtype_of(case)),
-        "y": torch.randn(steps, rows, 1, generator=generator, dtype=dtype_of(case)),
+        name: torch.randn(*shape, p[last], generator=generator, dtype=dtype_of(case))
+        for name, last in (("x", "width"), ("y", "columns"))
     }
 
 
@@ -107,8 +114,8 @@ def _bytes_of(batches: Batches) -> int:
 def net_of(case: Case) -> nn.Sequential:
     """The same weights everywhere."""
     torch.manual_seed(case.seed + 3)
-    width = case.params["width"]
-    layers = [nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, 1)]
+    width, columns = case.params["width"], case.params["columns"]
+    layers = [nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, columns)]
     return nn.Sequential(*layers).to(dtype_of(case))
 
 
@@ -262,10 +269,11 @@ EXERCISE = Exercise(
             "as-given",
             "robustness",
             1,
-            "It works on the device it is given, with batches that can be gone through once, the last of them"
-            " smaller than the others, on a model that comes with gradients.",
+            "It works on the device it is given, with batches of any shape that can be gone through once, the"
+            " last of them smaller than the others, on a model that comes with gradients.",
             'copies went to "cuda:0", the batches were counted before the first step, memory had the size of'
-            " the first of them, or gradients were added to those that were there",
+            " the first of them, one column of targets was taken for granted, or gradients were added to those"
+            " that were there",
             {"given": _numbers},
         ),
     ),

@@ -212,8 +212,17 @@ def _rating(name: str, kind: str, seed: int, rows: list[dict[str, Any]]) -> Case
 def _rows(draw: Random) -> list[dict[str, Any]]:
     """One for each kind of model on each GPU, of which one is not sold: its peak is nowhere but in itself."""
     made_up = GPU(f"Z{draw.randint(100, 999)}", 2**30 * draw.randint(8, 400), 1e12 * draw.randint(50, 5000))
-    about = product((GPT, LLAMA, WIDE_HEADS), (*SOLD, made_up))
+    about = product((GPT, _odd_gpt(draw), LLAMA, WIDE_HEADS), (*SOLD, made_up))
     return [_row(draw, family, gpu, "none") for family, gpu in about]
+
+
+def _odd_gpt(draw: Random) -> dict[str, Any]:
+    """A GPT that is not what the formulas of papers are for."""
+    return {
+        "num_kv_heads": draw.choice([1, 2, 4]),
+        "head_size": draw.choice([48, 80, 96, 128]),
+        "ffn": 64 * draw.randint(9, 90),
+    }
 
 
 def _recomputed_rows(draw: Random) -> list[dict[str, Any]]:
