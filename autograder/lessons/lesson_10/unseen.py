@@ -104,7 +104,7 @@ def _fast(seed: int) -> list[Case]:
     about = {"batches": batches, "layers": draw.randint(1, 2)}
     return [
         fast_case(f"{PREFIX}four ranks", "values", 4, seed, **about),
-        fast_case(f"{PREFIX}four steps", "measured", 4, seed, batches=[[2, 16]] * 4),
+        fast_case(f"{PREFIX}four steps", "measured", 4, seed, batches=[[2, 16]] * 4, from_iterator=True),
     ]
 
 

@@ -4,45 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from labkit.checks.case import Case, Inputs, RankAnswer
+from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_10.acts import acts_of, all_from_python, all_waited_for
 from labkit.checks.lesson_10.again import (
     CALLS,
-    hooks_on,
-    leave_gradients,
     leaves_no_hook,
     no_hook_is_left,
-    train_again,
 )
-from labkit.checks.lesson_10.between_steps import SEEN, BetweenSteps, LoadedBatches
-from labkit.checks.lesson_10.each_call import ACTS, TRAINING, of_each_call, written_down
-from labkit.checks.lesson_10.elsewhere import watched_elsewhere
+from labkit.checks.lesson_10.between_steps import SEEN
+from labkit.checks.lesson_10.each_call import TRAINING, of_each_call
 from labkit.checks.lesson_10.exposed import HIDES
-from labkit.checks.lesson_10.left_hooks import run_by_backward
-from labkit.checks.lesson_10.losses import are_floats, send_losses
+from labkit.checks.lesson_10.fast_runs import (
+    OTHER,
+    batches_of,
+    drawn_inputs,
+    measure,
+    train,
+    train_one_by_one,
+    weight_bytes,
+)
+from labkit.checks.lesson_10.losses import are_floats
 from labkit.checks.lesson_10.plain_program import plain_seconds
 from labkit.checks.lesson_10.plain_sgd import OTHER_RATE, USUAL_RATE, sgd_step
 from labkit.checks.lesson_10.small_gpt import SHAPE, dtype_of, model_of
-from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import nbytes, on_each, same
-from labkit.checks.shared.held import allocated_now
-from labkit.checks.shared.places import enter_group, place_of
+from labkit.checks.shared.beside import on_each, same
+from labkit.checks.shared.places import place_of
 from labkit.checks.shared.worked import Worked
 from labkit.model import Transformer
-from labkit.record.live import bytes_of_process
 from labkit.record.matching import everybody_came
 from labkit.record.replay import replay
 from labkit.theory import breakdown  # as in `exposed`
 
-OTHER = "another model"  # a recording
 MOST_ELSEWHERE = 0.1  # of the weights' bytes, through NumPy, lists or other threads: losses are far less
 ODD_SHAPE = {"layers": 1, "hidden": 18, "heads": 3, "vocabulary": 37, "sequence": 5}
 ODD = {**ODD_SHAPE, "learning_rate": OTHER_RATE, "tied": False}
@@ -58,9 +57,11 @@ ALLOCATED = 5  # times the weights, with half of that for what a check, a backen
 
 
 def fast_case(name: str, kind: str, ranks: int, seed: int, **more: object) -> Case:
-    """batches: of each step the number of micro-batches, and of rows in each, for all ranks together."""
+    """batches: of each step the number of micro-batches, and of rows in each, for all ranks together.
+    from_iterator: whether those that are measured come from one, which has no length.
+    """
     usual = {"batches": [[2, 16], [2, 16]], "dtype": "float64", "learning_rate": USUAL_RATE, "tied": True}
-    params = {**usual, **SHAPE, **more}
+    params = {**usual, **SHAPE, "from_iterator": False, **more}
     return Case(name, ranks, params, seed, kind=kind, timeout=60.0)
 
 
@@ -72,101 +73,6 @@ def _cases(seed: int) -> list[Case]:
     ]
 
 
-def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """'STEP': ids [micro_batches, rows, sequence + 1]."""
-    vocabulary, sequence = (case.params[name] for name in ("vocabulary", "sequence"))
-    shapes = [(micro_batches, rows, sequence + 1) for micro_batches, rows in case.params["batches"]]
-    return {
-        str(step): torch.randint(vocabulary, shape, generator=generator) for step, shape in enumerate(shapes)
-    }
-
-
-def _batches(case: Case, inputs: Inputs) -> list[Tensor]:
-    return [inputs[str(step)] for step in range(len(case.params["batches"]))]
-
-
-def _train(rank: Rank) -> None:
-    """Answers: trained.NAME, losses. Recording, and acts: training, as any plan may send what it likes."""
-    model, group = model_of(rank.case), enter_group(rank)
-    with written_down(rank, TRAINING), watched_elsewhere():
-        losses = rank.student.train(
-            model, _batches(rank.case, rank.inputs), group, rank.params["learning_rate"]
-        )
-    _send(rank, model, losses)
-
-
-def _train_one_by_one(rank: Rank) -> None:
-    """The same in a call for each of the batches, which comes from an iterator, of a model that comes with
-    gradients, the first in the whole job; then another model, from an iterator of one batch and one of none.
-    Recordings, and acts: training, again, another model. Answers: other.NAME. Facts: of_none, whether no
-    batch gave an empty list; hooks, left on either of them.
-    """
-    model, own, rate = model_of(rank.case), enter_group(rank), rank.params["learning_rate"]
-    leave_gradients(model)
-    losses: list[float] = []
-    batches = _batches(rank.case, rank.inputs)
-
-    def step(number: int, group: dist.ProcessGroup) -> None:
-        losses.extend(rank.student.train(model, iter([batches[number]]), group, rate))
-
-    other = model_of(rank.case, 1)
-    with watched_elsewhere():
-        train_again(rank, own, step)
-        with written_down(rank, OTHER):
-            rank.student.train(other, iter(batches[:1]), own, rate)
-            of_none = rank.student.train(other, iter(()), own, rate)
-    _send(rank, model, losses)
-    _send_weights(rank, "other", other)
-    rank.fact("of_none", isinstance(of_none, list) and not of_none)
-    fresh, rows = model_of(rank.case), batches[0][0]
-    run = [
-        run_by_backward(*(partial(_loss, m, rows) for m in (trained, fresh))) for trained in (model, other)
-    ]
-    rank.fact("hooks", hooks_on(model, other) + sum(run))
-
-
-def _loss(model: Transformer, ids: Tensor) -> Tensor:
-    return model.loss(ids[:, :-1], ids[:, 1:])
-
-
-def _send(rank: Rank, model: nn.Module, losses: Sequence[float]) -> None:
-    _send_weights(rank, "trained", model)
-    send_losses(rank, losses, dtype_of(rank.case))
-
-
-def _send_weights(rank: Rank, name: str, model: nn.Module) -> None:
-    for parameter_name, parameter in model.named_parameters():
-        rank.answer(f"{name}.{parameter_name}", parameter)
-
-
-def _measure(rank: Rank) -> None:
-    """The same, written down. Facts: acts; held_bytes, weights and all, between two
-    steps; allocated_bytes, the same of memory; early;
-    elsewhere_bytes, which no journal sees.
-    """
-    given = _batches(rank.case, rank.inputs)
-    _loss(model_of(rank.case), given[0][0]).backward()  # a library keeps what it works in the first time
-    model = model_of(rank.case)
-    others = bytes_of_process() - weight_bytes(model)
-    allocated = allocated_now() - weight_bytes(model)
-    with rank.recording(TRAINING), rank.journal(ACTS) as acts, watched_elsewhere() as elsewhere:
-        watch = BetweenSteps(len(given), lambda: sum(act.flops for act in acts))
-        batches = LoadedBatches(
-            given, lambda number: watch.look(number)
-        )  # a bound method would lead to the watch
-        losses = rank.student.train(model, batches, rank.group, rank.params["learning_rate"])
-    rank.fact("held_bytes", watch.most - others)
-    rank.fact("allocated_bytes", watch.most_allocated - allocated)
-    rank.fact("early", watch.early)
-    rank.fact("elsewhere_bytes", elsewhere.num_bytes)
-    _send(rank, model, losses)
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters, each once."""
-    return sum(nbytes(parameter) for parameter in model.parameters())
-
-
 @dataclass(frozen=True)
 class FastEvidence(Evidence):
     """What one process trains on the same batches; and what the ranks' acts come to on the fixed machine."""
@@ -175,13 +81,13 @@ class FastEvidence(Evidence):
     def trained(self) -> tuple[dict[str, Tensor], Tensor, int]:
         """Weights by name, the loss of each step, and the operations of all products."""
         with Worked() as worked:
-            weights, losses = _train_alone(model_of(self.case), self.case, _batches(self.case, self.inputs))
+            weights, losses = _train_alone(model_of(self.case), self.case, batches_of(self.case, self.inputs))
         return weights, losses, worked.products
 
     @cached_property
     def other(self) -> dict[str, Tensor]:
         """Weights by name of another model after the first batch."""
-        return _train_alone(model_of(self.case, 1), self.case, _batches(self.case, self.inputs)[:1])[0]
+        return _train_alone(model_of(self.case, 1), self.case, batches_of(self.case, self.inputs)[:1])[0]
 
     @cached_property
     def shares(self) -> list[Any]:
@@ -334,9 +240,9 @@ def _measures(evidence: FastEvidence) -> Mapping[str, float]:
     }
 
 
-VALUES = Run(_train, _inputs, evidence=FastEvidence)
-ONE_BY_ONE = Run(_train_one_by_one, _inputs, evidence=FastEvidence)
-MEASURED = Run(_measure, _inputs, evidence=FastEvidence)
+VALUES = Run(train, drawn_inputs, evidence=FastEvidence)
+ONE_BY_ONE = Run(train_one_by_one, drawn_inputs, evidence=FastEvidence)
+MEASURED = Run(measure, drawn_inputs, evidence=FastEvidence)
 
 EXERCISE = Exercise(
     "10.make-it-fast",

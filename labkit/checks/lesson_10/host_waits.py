@@ -81,8 +81,8 @@ def drawn_calls(draw: Random, steps: int) -> list[int]:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    """x: [steps of all calls, rows, width]; y: [steps of all calls, rows, columns]; or [..., rows, tokens, ...]
-    of both.
+    """x: [steps of all calls, rows, width]; y: [steps of all calls, rows, columns]; of several tokens both
+    [..., rows, tokens, ...].
     """
     p = case.params
     shape = (sum(p["calls"]), p["rows"], *p["tokens"])
@@ -272,8 +272,8 @@ EXERCISE = Exercise(
             "It works on the device it is given, with batches of any shape that can be gone through once, the"
             " last of them smaller than the others, on a model that comes with gradients.",
             'copies went to "cuda:0", the batches were counted before the first step, memory had the size of'
-            " the first of them, one column of targets was taken for granted, or gradients were added to those"
-            " that were there",
+            " the first of them, targets were taken to be one column, or gradients were added to those that"
+            " were there",
             {"given": _numbers},
         ),
     ),
