@@ -361,12 +361,14 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 # three things that matter here. `empty_input(stage, i)` says what a message will look like. `tied` names a
 # weight that first and last stage both have, with the group of those two ranks: their gradients are summed
 # at the end. `gradients_ready(stage)` is called after the stage's *last* backward. (`PipelinePart??` and
-# `TiedWeight??` in a cell show all their fields.)
+# `TiedWeight??` in a cell show all their fields.) Hand it the schedule's actions in
+# their order: in 1F1B stage $i$ never keeps more than $p - i$ micro-batches for backward.
 #
 # What is new is between the parts, and each of these has cost somebody a training run:
 #
 # * **Data.** All ranks of one replica work on the same rows, replicas on different ones. `step` is handed
-#   the rows of its own replica; only the first stage may look at ids, only the last at targets.
+#   the rows of its own replica; only the first stage may look at ids, only the last at targets. Another step
+#   may have fewer rows, or shorter ones.
 # * **Tied embeddings.** The table is on the first stage and, as the head, on the last. Two copies of one
 #   parameter: equal at the start, so equal forever, if both get the *sum* of both gradients. With $p = 1$
 #   it is one parameter.

@@ -131,6 +131,7 @@ def _training(seed: int) -> list[Case]:
         settings = {**size, "steps": draw.randint(4, 6), **params}
         return grid_case(f"unseen: {name}", kind, dp, pp, tp, seed, **settings)
 
+    second = {"rows": draw.randint(2, 4), "sequence": draw.randint(2, size["sequence"] - 1)}
     larger = {
         "sizes": {"dp": 1, **draw.choice([{"pp": 2, "tp": 3}, {"pp": 3, "tp": 2}])},
         "layers": 3,
@@ -140,7 +141,7 @@ def _training(seed: int) -> list[Case]:
     return [
         case("dp 2, pp 1, tp 2", "other-grids", 2, 1, 2, micro_batches=2),
         case("dp 1, pp 4, tp 1", "other-grids", 1, 4, 1, layers=4, micro_batches=2),
-        case("uneven", "uneven", 1, 2, 2, layers=3, vocabulary=17, rows=5),
+        case("uneven", "uneven", 1, 2, 2, layers=3, vocabulary=17, rows=5, second=second),
         case("untied", "untied", 2, 2, 1, tied=False, vocabulary=11),
         case("dp 2, pp 2, tp 2", "values", 2, 2, 2, layers=3, vocabulary=15),
         case("another order", "other-orders", 2, 2, 2, order=_order(draw)),

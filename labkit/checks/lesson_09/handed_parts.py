@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch.distributed as dist
 
-COUNTED = ("block", "cross_entropy")  # parts that nobody does without
+COUNTED = ("block", "cross_entropy", "schedule", "run_schedule")  # parts that nobody does without
 
 
 class _Watched:
@@ -44,12 +45,30 @@ def watched_parts(made: list[dict[str, Any]], **more: Any) -> Any:
     return replace(library_parts(), streams=partial(_Watched, made), **more)
 
 
-def counted_parts(used: Counter[str]) -> Any:
-    """The library's parts, whose calls are counted in `used`."""
+def counted_parts(used: Counter[str], under_way: list[int]) -> Any:
+    """The library's parts, whose calls are counted in `used`: of the embedding, how many are made. under_way:
+    of each schedule that is run, how many micro-batches it keeps at most.
+    """
     from labkit.parallel import library_parts
 
     parts = library_parts()
-    return replace(parts, **{name: _counted(used, name, getattr(parts, name)) for name in COUNTED})
+    parts = replace(parts, run_schedule=_noted(under_way, parts.run_schedule))
+    counted = {name: _counted(used, name, getattr(parts, name)) for name in COUNTED}
+    return replace(parts, **counted, embedding=_counting_embedding(used, parts.embedding))
+
+
+def most_under_way(actions: Sequence[Any]) -> int:
+    """How many micro-batches have been forward and not backward, at most."""
+    changes = (1 if action.kind == "forward" else -1 for action in actions)
+    return max(accumulate(changes), default=0)
+
+
+def _noted(under_way: list[int], run_schedule: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(part: Any, actions: Sequence[Any], group: Any) -> Any:
+        under_way.append(most_under_way(actions))
+        return run_schedule(part, actions, group)
+
+    return noted
 
 
 def _counted(used: Counter[str], name: str, part: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,3 +79,12 @@ def _counted(used: Counter[str], name: str, part: Callable[..., Any]) -> Callabl
         return part(*args, **kwargs)
 
     return counted
+
+
+def _counting_embedding(used: Counter[str], embedding: Any) -> Any:
+    class Counting(embedding):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            used["embedding"] += 1
+            super().__init__(*args, **kwargs)
+
+    return Counting

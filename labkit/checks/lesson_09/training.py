@@ -43,6 +43,7 @@ from labkit.checks.lesson_09.training_judges import (
     tied_copies,
     uses_what_it_is_handed,
     weights,
+    works_in_turn,
 )
 from labkit.checks.lesson_09.training_runs import train, train_beside, train_larger, train_with_dropout
 from labkit.checks.lesson_09.training_traffic import sends_inside_groups
@@ -51,6 +52,7 @@ from labkit.checks.shared.split import numbers_taken, under
 TRAIN_ID = "09.train-3d"
 # What is trained where memory is measured: megabytes of weights for each rank, cut in three in all layers
 LARGER: Mapping[str, Any] = {"sizes": {"dp": 1, "pp": 1, "tp": 3}, "layers": 2, "hidden": 240, "heads": 3}
+UNEVEN: Mapping[str, Any] = {"rows": 5, "micro_batches": 2, "second": {"rows": 3, "sequence": 3}}
 USUAL: Mapping[str, Any] = {
     "order": MEGATRON,
     "layers": 2,
@@ -70,7 +72,8 @@ USUAL: Mapping[str, Any] = {
 def grid_case(name: str, kind: str, dp: int, pp: int, tp: int, seed: int, **params: Any) -> Case:
     """A job of dp x pp x tp ranks. rows: of each replica. micro_batches: 2 or more, not all of one size.
     steps: 3 if nothing is said. last_max_norm: of the last step, where it is another one. larger: what is
-    other in a training of a larger model besides.
+    other in a training of a larger model besides. second: of the second step, rows and sequence, where it has
+    fewer.
     """
     settings = {**USUAL, "sizes": {"dp": dp, "pp": pp, "tp": tp}, **params}
     settings["order"] = list(settings["order"])
@@ -87,7 +90,7 @@ def _cases(seed: int) -> list[Case]:
         grid_case(
             "five layers on three stages", "three-stages", 1, 3, 1, seed, layers=5, rows=5, larger=LARGER
         ),
-        grid_case("a vocabulary of 13", "uneven", 1, 2, 2, seed, vocabulary=13, rows=5, micro_batches=2),
+        grid_case("a vocabulary of 13", "uneven", 1, 2, 2, seed, vocabulary=13, **UNEVEN),
         grid_case("untied", "untied", 1, 2, 2, seed, tied=False),
         grid_case("untied on one stage", "untied", 1, 1, 2, seed, tied=False),
         grid_case("dp 2, pp 2, tp 2", "values", 2, 2, 2, seed),
@@ -209,14 +212,16 @@ EXERCISE = Exercise(
             "mechanism",
             2,
             "A rank keeps its stage's blocks, cut over its tensor-parallel group, and nothing else; the model"
-            " and the rows that it is handed stay as they are, and the parts that it is handed are used.",
+            " and the rows that it is handed stay as they are, and the parts that it is handed are used, the"
+            " schedule in its order.",
             "the whole model was kept as an attribute, or a module of it is trained; or parts of the library"
-            " where others are handed over",
+            " where others are handed over; or all forwards first",
             {
                 "values": _OWN_PART,
                 "other-grids": every(
                     leaves_the_model,
                     uses_what_it_is_handed,
+                    works_in_turn,
                     holds_no_other,
                     keeps_it_after_steps,
                     computes_its_part,
@@ -274,8 +279,9 @@ EXERCISE = Exercise(
             "uneven",
             "robustness",
             2,
-            "Layers, rows and a vocabulary that do not divide make no difference.",
-            "micro-batches of different sizes weigh differently",
+            "Layers, rows and a vocabulary that do not divide make no difference, nor does a step with fewer"
+            " and shorter rows.",
+            "micro-batches of different sizes weigh differently, or messages have the first step's length",
             {"uneven": _EQUAL, "three-stages": _EQUAL},
         ),
         Property(

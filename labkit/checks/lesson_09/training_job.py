@@ -71,6 +71,18 @@ def asked_in(case: Case, step: int) -> tuple[int, float, float]:
     return micro_batches, p["learning_rate"] * (1 + other), max_norm
 
 
+def size_of(case: Case, step: int) -> tuple[int, int]:
+    """Rows of a replica, and tokens of a row: the second step may have fewer."""
+    params = {**case.params, **(case.params.get("second", {}) if step == 1 else {})}
+    return params["rows"], params["sequence"]
+
+
+def rows_in(case: Case, step: int, drawn: Tensor) -> Tensor:
+    """What a step takes of the rows that were drawn for it, of one replica or of several: [B, s]."""
+    rows, tokens = size_of(case, step)
+    return drawn.unflatten(0, (-1, case.params["rows"]))[:, :rows, :tokens].flatten(0, 1)
+
+
 @dataclass(frozen=True)
 class Spot:
     """A rank's place: its stage, replica, position among tensor-parallel ranks, and groups."""

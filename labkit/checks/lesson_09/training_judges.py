@@ -18,6 +18,8 @@ from labkit.checks.lesson_09.training_job import (
     larger_case,
     larger_inputs,
     plain_model,
+    rows_in,
+    size_of,
     spot_of,
     steps_of,
 )
@@ -66,7 +68,9 @@ class GridEvidence(Evidence):
         found: State = {}
         for step in range(steps_of(self.case)):
             model.zero_grad()
-            loss = model.loss(self.inputs["ids"][step], self.inputs["targets"][step])
+            loss = model.loss(
+                *(rows_in(self.case, step, self.inputs[name][step]) for name in ("ids", "targets"))
+            )
             loss.backward()
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
@@ -155,21 +159,21 @@ def computes_its_part(evidence: GridEvidence) -> Iterator[Finding]:
     together. What is computed again in backward is another third.
     """
     for answer in evidence.answers:
-        expected = _products(evidence, answer.rank)
-        told = f"about {expected:,} operations of matrix products by this rank's part in each step"
-        for seen in answer.facts["products"]:
+        for step, seen in enumerate(answer.facts["products"]):
+            expected = _products(evidence, answer.rank, step)
+            told = f"about {expected:,} operations of matrix products by this rank's part in step {step + 1}"
             yield Finding(seen <= MORE_PRODUCTS * expected, told, f"{seen:,}", answer.rank)
 
 
-def _products(evidence: GridEvidence, rank: int) -> int:
+def _products(evidence: GridEvidence, rank: int, step: int) -> int:
     """Operations of a rank's matrix products in a step: forward, and backward twice as many."""
-    spot, p = spot_of(evidence.case, rank), evidence.case.params
+    spot, (rows, tokens) = spot_of(evidence.case, rank), size_of(evidence.case, step)
     own = spot.cut(evidence.full)
     weights = sum(t.numel() for name, t in own.items() if name.startswith("blocks.") and t.dim() == 2)
     if spot.last:
         weights += own["head.weight" if "head.weight" in own else "tokens.weight"].numel()
-    tokens, pairs = p["rows"] * p["sequence"], p["rows"] * p["sequence"] ** 2
-    return 6 * tokens * weights + 12 * pairs * p["hidden"] * len(spot.layers) // spot.size
+    width = evidence.case.params["hidden"]
+    return 6 * rows * tokens * weights + 12 * rows * tokens**2 * width * len(spot.layers) // spot.size
 
 
 def learns_where_measured(evidence: GridEvidence) -> Iterator[Finding]:
@@ -208,15 +212,26 @@ def holds_no_other(evidence: GridEvidence) -> Iterator[Finding]:
 
 
 def uses_what_it_is_handed(evidence: GridEvidence) -> Iterator[Finding]:
-    """A rank's blocks and its loss are those of the parts that were handed over."""
-    micro_batches = [asked_in(evidence.case, step)[0] for step in range(steps_of(evidence.case))]
+    """A rank's table, blocks, loss and schedule are those of the parts that were handed over."""
+    steps = range(steps_of(evidence.case))
+    micro_batches = [asked_in(evidence.case, step)[0] for step in steps]
     for answer in evidence.answers:
         spot, used = spot_of(evidence.case, answer.rank), answer.facts["used"]
-        wanted = {"block": len(spot.layers)}
+        wanted = {"block": len(spot.layers), "schedule": 1, "run_schedule": len(steps)}
+        wanted |= {"embedding": 1} if spot.first else {}
         wanted |= {"cross_entropy": sum(micro_batches)} if spot.last else {}
         for name, times in wanted.items():
-            told = f"parts.{name}, of the parts that were handed over, called {times} times"
+            told = f"parts.{name}, of the parts that were handed over, called {times} times or more"
             yield Finding(used.get(name, 0) >= times, told, f"{used.get(name, 0)} times", answer.rank)
+
+
+def works_in_turn(evidence: GridEvidence) -> Iterator[Finding]:
+    """As 1F1B has it, a stage keeps no more micro-batches at a time than there are stages from it on."""
+    for answer in evidence.answers:
+        spot = spot_of(evidence.case, answer.rank)
+        most, seen = spot.num_stages - spot.stage, max(answer.facts["under_way"], default=0)
+        told = f"{most} micro-batches at most between forward and backward on stage {spot.stage}, as in 1F1B"
+        yield Finding(seen <= most, told, f"{seen}", answer.rank)
 
 
 # -- random numbers

@@ -21,6 +21,7 @@ from labkit.checks.lesson_09.training_job import (
     larger_case,
     larger_inputs,
     plain_model,
+    rows_in,
     steps_of,
 )
 from labkit.checks.rank import Rank
@@ -99,16 +100,19 @@ def _kept(rank: Rank, case: Case, time: int) -> int:
 
 def train_beside(rank: Rank) -> None:
     """As `train`, with parts that are handed over. Facts: changed, what of the model and the rows that were
-    handed over; used, how often each of those parts was called.
+    handed over; used, how often each of those parts was called; under_way, how many micro-batches each
+    schedule that was run keeps at most.
     """
     before = holding()
-    full, used, rows = _whole(rank), Counter[str](), _rows(rank)
+    full, used, under_way, rows = _whole(rank), Counter[str](), list[int](), _rows(rank)
     as_it_was = _seen_of(full)
-    trainer = _trainer(rank, full, rank.case.seed, parts=counted_parts(used))
+    trainer = _trainer(rank, full, rank.case.seed, parts=counted_parts(used, under_way))
     found = _steps(rank, trainer, rows)
     rank.fact("used", dict(used))
+    rank.fact("under_way", list[JSON](under_way))
     changed = _changed(as_it_was, _seen_of(full))
-    changed += [name for name in rows if not torch.stack(rows[name]).equal(rank.inputs[name])]
+    for name, handed in _rows(rank).items():
+        changed += [name] * (not all(map(torch.equal, handed, rows[name])))
     rank.fact("changed", sorted(changed)[:5])
     del full, rows, as_it_was  # what is there from now on, the trainer keeps
     _note_kept(rank, trainer, before)
@@ -133,7 +137,11 @@ def _seen_of(full: Transformer) -> dict[str, Tensor]:
 
 def _rows(rank: Rank) -> dict[str, list[Tensor]]:
     """ids and targets of each step, in memory of their own."""
-    return {name: [step.clone() for step in rank.inputs[name]] for name in ("ids", "targets")}
+    steps = range(steps_of(rank.case))
+    return {
+        name: [rows_in(rank.case, step, rank.inputs[name][step]).clone() for step in steps]
+        for name in ("ids", "targets")
+    }
 
 
 def _steps(rank: Rank, model: Any, rows: Mapping[str, list[Tensor]]) -> list[tuple[Any, Any]]:

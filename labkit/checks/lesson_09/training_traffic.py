@@ -9,7 +9,7 @@ import torch
 
 from labkit.checks.case import RankAnswer
 from labkit.checks.exercise import Finding
-from labkit.checks.lesson_09.training_job import Spot, spot_of
+from labkit.checks.lesson_09.training_job import Spot, size_of, spot_of
 from labkit.checks.lesson_09.training_judges import GridEvidence
 from labkit.checks.shared.beside import nbytes
 from labkit.checks.shared.split import dtype_of
@@ -29,21 +29,22 @@ def sends_inside_groups(evidence: GridEvidence) -> Iterator[Finding]:
     for answer in evidence.answers:
         names = [*answer.earlier("step"), "step"]
         for number, name in enumerate(names, 1):
-            for finding in _in_a_step(evidence, answer, answer.collectives[name], first=number == 1):
+            for finding in _in_a_step(evidence, answer, answer.collectives[name], number - 1):
                 yield Finding(
                     finding.passed, f"step {number}: {finding.expected}", finding.seen, finding.rank
                 )
 
 
-def _in_a_step(evidence: GridEvidence, answer: RankAnswer, calls: Calls, first: bool) -> Iterator[Finding]:
+def _in_a_step(evidence: GridEvidence, answer: RankAnswer, calls: Calls, step: int) -> Iterator[Finding]:
+    first, once = step == 0, _activations(evidence, step)
     spot = spot_of(evidence.case, answer.rank)
     known = {tuple(sorted(group)) for group in (*spot.groups.values(), spot.tied_pair)}
     outside = {tuple(sorted(c["group"])) for c in calls if c["num_bytes"] or not first} - known
     told = f"calls among {_lists(known)}"
     yield Finding(not outside, told, f"calls among {_lists(outside)}", answer.rank)
     yield from _between_replicas(evidence, answer, calls, first)
-    yield from _over_boundaries(evidence, answer, calls, first)
-    yield from _inside_tensor_groups(evidence, answer, calls)
+    yield from _over_boundaries(evidence, answer, calls, once, first)
+    yield from _inside_tensor_groups(evidence, answer, calls, once)
     yield _by_all_stages(answer, calls, spot)
 
 
@@ -93,14 +94,16 @@ def _between_replicas(
 
 
 def _over_boundaries(
-    evidence: GridEvidence, answer: RankAnswer, calls: Calls, first: bool
+    evidence: GridEvidence, answer: RankAnswer, calls: Calls, once: int, first: bool
 ) -> Iterator[Finding]:
-    """Both ends may send their parts of a tied table to each other, or sum them in a call."""
+    """Both ends may send their parts of a tied table to each other, or sum them in a call. once: bytes of the
+    step's activations between two layers.
+    """
     spot = spot_of(evidence.case, answer.rank)
     pair, stages = sorted(spot.tied_pair), sorted(spot.groups["pp"])
     if len(stages) > 1:
         among = [c for c in calls if sorted(c["group"]) in (pair, stages)]
-        expected = _activations(evidence) * ((not spot.first) + (not spot.last))
+        expected = once * ((not spot.first) + (not spot.last))
         sent = sum(c["num_bytes"] for c in _large(among) if c["op"] in ("send", "isend"))
         table = _tied_bytes(evidence, spot) * (1 + first) * _widened(evidence)
         told = f"{expected:,} bytes sent to the stages before and behind stage {spot.stage}"
@@ -120,10 +123,10 @@ def _widened(evidence: GridEvidence) -> int:
     return torch.promote_types(dtype, torch.float32).itemsize // dtype.itemsize
 
 
-def _activations(evidence: GridEvidence) -> int:
-    """Bytes of those of all rows, between two layers."""
-    params = evidence.case.params
-    return int(dtype_of(evidence.case).itemsize * params["rows"] * params["sequence"] * params["hidden"])
+def _activations(evidence: GridEvidence, step: int) -> int:
+    """Bytes of those of all rows of a step, between two layers."""
+    rows, tokens = size_of(evidence.case, step)
+    return int(dtype_of(evidence.case).itemsize * rows * tokens * evidence.case.params["hidden"])
 
 
 def _tied_bytes(evidence: GridEvidence, spot: Spot) -> int:
@@ -134,11 +137,13 @@ def _tied_bytes(evidence: GridEvidence, spot: Spot) -> int:
     return nbytes(own["tokens.weight" if spot.first else "head.weight"])
 
 
-def _inside_tensor_groups(evidence: GridEvidence, answer: RankAnswer, calls: Calls) -> Iterator[Finding]:
+def _inside_tensor_groups(
+    evidence: GridEvidence, answer: RankAnswer, calls: Calls, once: int
+) -> Iterator[Finding]:
     """How often is left open, in bounds: activations twice in each block, there and back, once at either end,
     and three numbers a token for the loss. All weights or gradients may be put together once.
     """
-    spot, once = spot_of(evidence.case, answer.rank), _activations(evidence)
+    spot = spot_of(evidence.case, answer.rank)
     members = spot.groups["tp"]
     if len(members) > 1:
         asked = once * (4 * len(spot.layers) + spot.first + spot.last)
