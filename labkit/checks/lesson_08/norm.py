@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +40,16 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         padding = 1e3 * drawn(case, generator, case.ranks, total + case.ranks)
         padding[:, 0] = math.nan
         found[f"padding.{index}"] = padding
-    for index, numel in enumerate(case.params["replicated"]):
+    for index in range(len(case.params["replicated"])):
+        numel = math.prod(_shape(case, index))
         found[f"whole.{index}"] = scale * drawn(case, generator, groups, numel)
     return found
+
+
+def _shape(case: Case, index: int) -> list[int]:
+    """Of a whole parameter: a number stands for a vector."""
+    shape = case.params["replicated"][index]
+    return shape if isinstance(shape, list) else [shape]
 
 
 def _owned(total: int, position: int, size: int) -> tuple[int, int, int]:
@@ -86,17 +93,20 @@ def _clip(rank: Rank) -> None:
 def _clip_once(rank: Rank, group: dist.ProcessGroup) -> None:
     place = place_of(rank.case, rank.rank)
     shards, owned, replicated = [], [], []
-    bases: list[Tensor] = []
+    places = _places(rank)
     for index, total in enumerate(rank.params["totals"]):
-        gradient = _viewed(rank.inputs[f"shard.{index}"], bases)
+        name = f"shard.{index}"
         start, stop, _ = _owned(total, place.position, place.size)
         has = _has_gradient(rank.case, index, rank.rank)
-        shards.append(_parameter(rank, f"shard.{index}", gradient if has else None))
+        shards.append(_parameter(rank, name, places[name].view(-1) if has else None))
         owned.append(stop - start)
     for index in range(len(rank.params["replicated"])):
-        gradient = _viewed(rank.inputs[f"whole.{index}"], bases)
+        shape = _shape(rank.case, index)
+        gradient = places[f"whole.{index}"]
         if index in rank.params.get("transposed", []):
-            gradient = gradient.view(2, -1).t()
+            gradient = _turned(gradient.view(shape[::-1]))
+        else:
+            gradient = gradient.view(shape)
         used = _is_used(rank.case, index)
         replicated.append(_parameter(rank, f"whole.{index}", gradient if used else None))
     without = [p for p in (*shards, *replicated) if p.grad is None]
@@ -110,22 +120,39 @@ def _clip_once(rank: Rank, group: dist.ProcessGroup) -> None:
     for index, (shard, count) in enumerate(zip(shards, owned, strict=True)):
         found[f"shard.{index}"] = None if shard.grad is None else shard.grad[:count]
     for index, parameter in enumerate(replicated):
-        found[f"whole.{index}"] = None if parameter.grad is None else parameter.grad.t().flatten()
+        scaled, turned = parameter.grad, index in rank.params.get("transposed", [])
+        found[f"whole.{index}"] = scaled if scaled is None or not turned else _turned(scaled)
+    found = {name: None if scaled is None else scaled.flatten() for name, scaled in found.items()}
     for name, scaled in found.items():
         rank.answer(name, scaled)
-    both = zip(found.items(), bases, strict=True)
-    rank.fact("elsewhere", [name for (name, g), base in both if g is not None and not _is_in(g, base)])
+    away = [name for name, scaled in found.items() if scaled is not None and not _is_at(places[name], scaled)]
+    rank.fact("elsewhere", away)
 
 
-def _viewed(gradient: Tensor, bases: list[Tensor]) -> Tensor:
-    """The same numbers as a view of a longer tensor, which is added to `bases`."""
-    bases.append(torch.cat([gradient, torch.zeros_like(gradient[:1])]))
-    return bases[-1][: gradient.numel()]
+def _places(rank: Rank) -> dict[str, Tensor]:
+    """By name, where each gradient lies: in a flat tensor that is longer, and in some cases one for all."""
+    given = [name for name in rank.inputs if name.startswith(("shard.", "whole."))]
+    if not rank.params.get("in_one"):
+        return {name: _laid([rank.inputs[name]])[0] for name in given}
+    return dict(zip(given, _laid([rank.inputs[name] for name in given]), strict=True))
 
 
-def _is_in(gradient: Tensor, base: Tensor) -> bool:
-    """Whether what a gradient was a view of holds its numbers."""
-    return torch.equal(base[: gradient.numel()].double().nan_to_num(), gradient.double().nan_to_num())
+def _laid(gradients: list[Tensor]) -> Sequence[Tensor]:
+    """The same numbers in one flat tensor, with another behind them."""
+    *numbers, _ = torch.cat([*gradients, torch.zeros_like(gradients[0][:1])]).split(
+        [*(gradient.numel() for gradient in gradients), gradients[0][:1].numel()]
+    )
+    return numbers
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """With its dimensions the other way round."""
+    return tensor.permute(*reversed(range(tensor.dim())))
+
+
+def _is_at(place: Tensor, gradient: Tensor) -> bool:
+    """Whether the place where a gradient lay holds its numbers."""
+    return torch.equal(place[: gradient.numel()].double().nan_to_num(), gradient.double().nan_to_num())
 
 
 def _parameter(rank: Rank, name: str, gradient: Tensor | None) -> nn.Parameter:
@@ -220,9 +247,10 @@ def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 
 def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
-    """totals: elements of each flat tensor; replicated: of each whole parameter; max_norm; scale: of the
-    gradients; no_number: how many at the start of each flat tensor are nan; transposed: which of the whole
-    parameters have gradients of two rows whose columns lie end to end; calls: how often one clips.
+    """totals: elements of each flat tensor; replicated: of each whole parameter, or its shape; max_norm;
+    scale: of the gradients; no_number: how many at the start of each flat tensor are nan; transposed: which
+    of the whole parameters have gradients whose dimensions lie in memory the other way round; in_one: whether
+    all gradients lie in one flat tensor; calls: how often one clips.
     """
     # Sums that are not precise cost the norm and what is clipped by it, and not every other property too.
     dtype = "float64" if kind == "values" else "float32"
@@ -233,7 +261,7 @@ def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Cas
 def norm_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
-        norm_case("two ranks", "values", 2, seed, late=[1]),
+        norm_case("two ranks, gradients in one flat tensor", "values", 2, seed, late=[1], in_one=True),
         norm_case("a norm below the limit", "values", 4, seed, max_norm=1e4, late=[0]),
         norm_case("a bound of 0", "values", 2, seed, max_norm=0.0),
         norm_case("gradients in float16, whose squares it cannot hold", "values", 2, seed, **LARGE),
@@ -252,13 +280,13 @@ def norm_cases(seed: int) -> list[Case]:
             frozen=FROZEN,
         ),
         norm_case(
-            "a whole parameter nobody used, a transposed one",
+            "a whole parameter nobody used, transposed ones, and a single number",
             "empty",
             2,
             seed,
-            replicated=[3, 4],
+            replicated=[3, [2, 2], [], [2, 3, 1, 2]],
             unused=[0],
-            transposed=[1],
+            transposed=[1, 3],
             frozen=FROZEN,
         ),
         norm_case("one rank without any gradient", "empty", 2, seed, missing=[[0, 1], [1, 1]]),
@@ -319,8 +347,8 @@ GLOBAL_GRAD_NORM = Exercise(
             "nothing-to-add",
             "robustness",
             1,
-            "Padding only, no shards at all, and gradients that are None, zero or transposed are no trouble;"
-            " every rank takes part.",
+            "Padding only, no shards, and gradients that are None, zero, transposed or of any shape are"
+            " no trouble; every rank takes part.",
             "a rank without gradients returned early, and the others wait",
             {"empty": every(norm_is_global, gradients_are_scaled, scaled_in_place)},
         ),
@@ -330,8 +358,8 @@ GLOBAL_GRAD_NORM = Exercise(
             1,
             "One all-reduce of one number.",
             "one all-reduce a tensor, or gradients were gathered",
-            dict.fromkeys(("values", "padded", "replicated", "empty"), one_small_all_reduce),
-            {"no-number": one_small_all_reduce, "subgroup": one_small_all_reduce},
+            dict.fromkeys(("values", "padded", "replicated"), one_small_all_reduce),
+            dict.fromkeys(("empty", "no-number", "subgroup"), one_small_all_reduce),
         ),
         Property(
             "subgroup",
