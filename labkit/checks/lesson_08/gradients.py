@@ -8,21 +8,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from labkit.checks.case import Case, RankAnswer
+from labkit.checks.case import Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
 from labkit.checks.lesson_08.buckets import (
     answer_gradients,
-    bucket_bytes_of,
     hold_buckets,
-    layer_bytes,
     make_buckets,
     most_at_rest,
     most_in_backward,
     most_in_process,
-    num_buckets,
 )
 from labkit.checks.lesson_08.held import bytes_beforehand, bytes_held, holds_no_more
 from labkit.checks.lesson_08.in_turn import Ready, leave_in_turn
+from labkit.checks.lesson_08.leaving import leaves_as_it_comes, leaves_bucket_by_bucket, stays_small
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     LEARNING_RATE,
@@ -36,7 +34,6 @@ from labkit.checks.lesson_08.net import (
     net_inputs,
     net_of,
     same_bits,
-    sent,
     shard_case,
     snapshot,
     stack,
@@ -45,20 +42,21 @@ from labkit.checks.lesson_08.net import (
     weights_follow,
 )
 from labkit.checks.lesson_08.stacks import StackEvidence, stack_inputs
-from labkit.checks.lesson_08.whole import nothing_else
 from labkit.checks.rank import Rank
-from labkit.checks.shared.beside import calls_of, same, stays_in_group
+from labkit.checks.shared.beside import same, stays_in_group
 from labkit.checks.shared.places import enter_group, place_of
 from labkit.checks.shared.proportion import in_proportion
-from labkit.checks.shared.split import dtype_of, loaded
+from labkit.checks.shared.split import loaded
 from labkit.record.live import LiveBytes, bytes_of_process
 
 MEASURED = (0, 1)  # the second of a rank's rows alone
+USED_BY_SOME = ("ahead.", "side.sometimes.", "unused.")  # names of parameters
 
 
 def _train(rank: Rank) -> None:
-    """Answers "grad STEP.SHARD" and "weights STEP.NAME"; facts: left_over, those of `Ready`; recordings "step
-    N", "gather N". Where the case says so, another module was sharded before and is in each backward too.
+    """Answers "grad STEP.SHARD" and "weights STEP.NAME", and "weights STEPS.NAME" of shards that were halved
+    then; facts: left_over, those of `Ready`; recordings "step N", "gather N". Where the case says so, another
+    module was sharded before and is in each backward too, and every other step is made in eval().
     """
     group, net, beside = enter_group(rank), handed_net(rank), list[nn.Module]()
     ready = Ready(net)
@@ -68,6 +66,7 @@ def _train(rank: Rank) -> None:
     sharded = rank.student.ShardedGradients(net, group, rank.params["bucket_bytes"])
     left_over = []
     for step in range(STEPS):
+        net.train(step % 2 == 0 or not rank.params.get("in_eval"))
         ready.begins_step()
         with rank.recording(f"step {step}") as begin:
             for m in range(rank.params["micro_batches"]):
@@ -84,7 +83,17 @@ def _train(rank: Rank) -> None:
         with rank.recording(f"gather {step}"):
             sharded.gather_weights()
         answer_weights(rank, snapshot(net), step)
+    _halve(sharded.shards)
+    sharded.gather_weights()
+    answer_weights(rank, snapshot(net), STEPS)
     rank.fact("left_over", left_over)
+
+
+@torch.no_grad()
+def _halve(shards: Sequence[nn.Parameter]) -> None:
+    """Change them without a backward, as who loads a checkpoint does."""
+    for shard in shards:
+        shard.div_(2)
 
 
 def _watch(rank: Rank) -> None:
@@ -123,19 +132,42 @@ def _watch(rank: Rank) -> None:
 # -- judges
 
 
-def shards_follow(evidence: TrainedEvidence) -> Iterator[Finding]:
-    """Each shard's gradient is the rank's part of the mean over ranks, padded with zeros."""
+def shards_follow(evidence: TrainedEvidence, used_by_all: bool = False) -> Iterator[Finding]:
+    """Each shard's gradient is the rank's part of the mean over ranks, padded with zeros. used_by_all: in
+    the first step alone, of buckets in front of the first that some do not use.
+    """
     for answer in evidence.answers:
         place = place_of(evidence.case, answer.rank)
-        for step in range(STEPS):
+        for step in range(1 if used_by_all else STEPS):
             net = net_of(evidence.case)
             loaded(net, evidence.trained(place.members)[step])
             evidence.mean_loss(net, step, place.members).backward()
             parameters = dict(net.named_parameters())
             for number, names in enumerate(make_buckets(net, evidence.case.params["bucket_bytes"])):
+                if used_by_all and any(name.startswith(USED_BY_SOME) for name in names):
+                    break
                 part = _part([parameters[n] for n in names], place.position, place.size)
                 told = f"shard {number} of the gradient in step {step + 1}, of {', '.join(names)}"
                 yield same(told, part, answer, f"grad {step}.{number}")
+
+
+def follows_where_unused(evidence: TrainedEvidence) -> Iterator[Finding]:
+    """Gradients and weights. Who does not add up micro-batches of what all ranks use is told so elsewhere."""
+    several = evidence.case.params["micro_batches"] > 1
+    if not several or all(finding.passed for finding in shards_follow(evidence, used_by_all=True)):
+        yield from shards_follow(evidence)
+        yield from weights_follow(evidence)
+
+
+def gathers_at_any_time(evidence: TrainedEvidence) -> Iterator[Finding]:
+    """Also where no backward went before."""
+    frozen = {name for name, p in net_of(evidence.case).named_parameters() if not p.requires_grad}
+    for answer in evidence.answers:
+        state = evidence.trained(place_of(evidence.case, answer.rank).members)[STEPS]
+        for name, weight in state.items():
+            told = f"{name} after its shards were halved and gathered, without another backward"
+            expected = weight if name in frozen else weight / 2
+            yield same(told, expected, answer, f"weights {STEPS}.{name}")
 
 
 def _part(parameters: Sequence[Tensor], position: int, size: int) -> Tensor:
@@ -173,99 +205,6 @@ def nothing_left_over(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(not left, "no .grad at the module's parameters after backward", str(left), answer.rank)
 
 
-def leaves_as_it_comes(evidence: Evidence) -> Iterator[Finding]:
-    """A reduce-scatter for each bucket, the first before the last gradient is there, and nothing else; then a
-    gather for each.
-    """
-    case = evidence.case
-    for answer in evidence.answers:
-        scattered = sent(answer, "step 0", "reduce_scatter")
-        expected = [bucket_bytes_of(case)] * num_buckets(case)
-        others = sorted({op for op, _ in calls_of(answer, "step 0")} - {"reduce_scatter", "barrier"})
-        right = scattered == expected and not others
-        told = f"{len(expected)} reduce_scatters of {expected[0]:,} bytes"
-        yield Finding(right, told, f"{scattered}; others: {', '.join(others) or 'none'}", answer.rank)
-        yield _early(answer)
-        seen = [call for call in calls_of(answer, "gather") if call[0] != "barrier"]
-        share = expected[0] // case.ranks
-        told = f"gather_weights: {len(expected)} all_gathers of {share:,} bytes"
-        yield Finding(seen == [("all_gather", share)] * len(expected), told, str(seen), answer.rank)
-
-
-def _early(answer: RankAnswer) -> Finding:
-    starts = [c["start"] for c in answer.collectives["step 0"] if c["op"] == "reduce_scatter"]
-    ready = answer.facts["ready"]
-    right = bool(starts and ready) and starts[0] < ready[-1]
-    return Finding(right, "a reduce_scatter before the last gradient is there", "none", answer.rank)
-
-
-def leaves_bucket_by_bucket(evidence: Evidence) -> Iterator[Finding]:
-    """Also of a small module, whatever of it is used: in each backward one reduce-scatter a bucket, then one
-    gather a bucket in each `gather_weights`, and nothing else that is large.
-    """
-    case = evidence.case
-    passes = case.params["micro_batches"]
-    between = passes - 1 if case.params.get("gathers_between") else 0
-    for answer in evidence.answers:
-        size = place_of(case, answer.rank).size
-        shares = _shares(case, size)
-        for step in range(STEPS if size > 1 else 0):
-            phase, gather = f"step {step}", f"gather {step}"
-            buckets = passes * [size * share for share in shares]
-            besides = buckets if case.params.get("another") else []  # of the other module, if they leave here
-            yield _sends(answer, phase, "reduce_scatter", buckets, besides)
-            yield _sends(answer, phase, "all_gather", between * shares)
-            yield nothing_else(answer, phase)
-            yield _sends(answer, gather, "all_gather", shares)
-            yield nothing_else(answer, gather)
-
-
-def _shares(case: Case, size: int) -> list[int]:
-    """Bytes of a rank's shard of each bucket."""
-    net = net_of(case)
-    parameters = dict(net.named_parameters())
-    buckets = make_buckets(net, case.params["bucket_bytes"])
-    numbers = (sum(parameters[name].numel() for name in names) for names in buckets)
-    return [-(-number // size) * dtype_of(case).itemsize for number in numbers]
-
-
-def _sends(
-    answer: RankAnswer, phase: str, op: str, expected: Sequence[int], besides: Sequence[int] = ()
-) -> Finding:
-    seen = sorted(sent(answer, phase, op))
-    right = seen in (sorted(expected), sorted([*expected, *besides]))
-    return Finding(right, f"{phase}: {op}s of {sorted(expected)} bytes", str(seen), answer.rank)
-
-
-def stays_small(evidence: Evidence) -> Iterator[Finding]:
-    """At the peak: the shards, two buckets, and room for what a backend copies; at the end: the shards."""
-    case = evidence.case
-    whole = case.params["layers"] * layer_bytes(case)
-    share = whole // case.ranks
-    bucket, most = bucket_bytes_of(case), most_in_backward(case)
-    for answer in evidence.answers:
-        made, peak, held = (answer.facts[name] for name in ("made", "peak", "held_bytes"))
-        told = "the weights once, each shard a view of them: no other tensors before backward"
-        yield Finding(made <= bucket // 4, told, f"{made:,} bytes more", answer.rank)
-        told = f"at most {most:,} bytes of new tensors in backward (all gradients: {whole:,})"
-        yield Finding(share <= peak <= most, told, f"{peak:,}", answer.rank)
-        told = f"{share:,} bytes of gradients after backward"
-        yield Finding(share <= held <= most_at_rest(case), told, f"{held:,}", answer.rank)
-        yield from _leave_in_turn(case, answer)
-
-
-def _leave_in_turn(case: Case, answer: RankAnswer) -> Iterator[Finding]:
-    """When a bucket is complete, at most the one before it has not begun to leave: bytes alone do not tell,
-    as a backend's copies are among them.
-    """
-    starts = [c["start"] for c in answer.collectives["step 0"] if c["op"] == "reduce_scatter"]
-    complete = answer.facts["ready"][case.params["layers_a_bucket"] - 1 :: case.params["layers_a_bucket"]]
-    for number, moment in enumerate(complete, 1):
-        begun = sum(start < moment for start in starts)
-        told = f"{max(0, number - 2)} reduce_scatters begun, or more, when bucket {number} is complete"
-        yield Finding(begun >= number - 2, told, str(begun), answer.rank)
-
-
 def gradient_cases(seed: int) -> list[Case]:
     """The visible cases."""
     return [
@@ -279,7 +218,13 @@ def gradient_cases(seed: int) -> list[Case]:
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
         watched_case("all that the process holds", 2, seed, 192, 8, 1, kind="process"),
         bucket_case(
-            "weights one rank does not use", "aside", 3, seed, parts=["side", "ahead"], both=[[1], [0, 2]]
+            "weights one rank does not use, in two micro-batches",
+            "aside",
+            3,
+            seed,
+            parts=["side", "ahead"],
+            both=[[1], [0, 2]],
+            micro_batches=2,
         ),
         bucket_case("a weight nobody uses", "aside", 2, seed, parts=["side"], both=[[]]),
         bucket_case(
@@ -288,6 +233,7 @@ def gradient_cases(seed: int) -> list[Case]:
             2,
             seed,
             parts=["frozen", "half", "tied", "unused", "twice"],
+            in_eval=True,
         ),
         bucket_case("fewer numbers than ranks", "unusual", 4, seed, width=1, inner=1),
         bucket_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
@@ -338,7 +284,10 @@ SHARDED_GRADIENTS = Exercise(
             "After each step of plain SGD over the shards, and `gather_weights`, the weights are those of one"
             " process.",
             "the shard is a copy: an optimizer changes it, and not the weights",
-            {"values": every(weights_follow, same_bits), "watched": stack_weights_follow},
+            {
+                "values": every(weights_follow, gathers_at_any_time, same_bits),
+                "watched": stack_weights_follow,
+            },
         ),
         Property(
             "during-backward",
@@ -378,13 +327,14 @@ SHARDED_GRADIENTS = Exercise(
             3,
             "A weight that some ranks, or all, did not use counts as zeros, and nobody waits for it.",
             "a bucket that never fills, or buckets that are scattered in the order they fill",
-            {"aside": every(shards_follow, weights_follow)},
+            {"aside": follows_where_unused},
         ),
         Property(
             "unusual-parameters",
             "robustness",
             1,
-            "Frozen, tied and unused layers, one that is called twice, and tiny ones are no trouble.",
+            "Frozen, tied and unused layers, one that is called twice, tiny ones, and a module in eval() are"
+            " no trouble.",
             "a bucket that waits for a frozen parameter, or counts a tied or twice-called one twice",
             {"unusual": every(shards_follow, weights_follow)},
         ),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from labkit.checks.case import Case, Inputs, RankAnswer
 from labkit.checks.exercise import Evidence, Finding
+from labkit.checks.lesson_08.layers import Detour, Kept, Side, Through, Two, nested, taken_out
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import same
 from labkit.checks.shared.places import place_of
@@ -35,56 +36,6 @@ FORBIDDEN = (
 )
 
 
-class Side(nn.Module):
-    """Two linear layers side by side; the second is used where the caller says so."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.always = nn.Linear(width, width)
-        self.sometimes = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, both: bool) -> Tensor:
-        out = self.always(x)
-        return out + self.sometimes(x) if both else out
-
-
-class Detour(nn.Module):
-    """A linear layer, or where the caller says so a copy of what it was given."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, used: bool) -> Tensor:
-        return self.linear(x) if used else x.clone()
-
-
-class Two(nn.Module):
-    """Two inputs, and a dict of outputs: one in a list, one in a tuple, one that nobody uses."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor, *, y: Tensor) -> dict[str, Sequence[Tensor]]:
-        left = self.left(x)
-        return {"sum": [left + self.right(y)], "left": (torch.tanh(self.left(x)),), "unused": [left - x]}
-
-
-class Through(nn.Module):
-    """Returns the tensor that it is given, in a list of a dict, beside one that nobody uses."""
-
-    def forward(self, x: Tensor) -> dict[str, list[Tensor]]:
-        return {"given": [x, x * x]}
-
-
-class Kept(nn.Module):
-    """Returns a tensor that it is given, in a list and by keyword."""
-
-    def forward(self, *, held: Sequence[Tensor]) -> Tensor:
-        return held[0]
-
-
 class Net(nn.Module):
     """Linear layers of which no two have the same size, and what the case asks for beside them.
 
@@ -94,23 +45,27 @@ class Net(nn.Module):
     "detour" (a layer that all call and of which only some use the weights), "skipped" (a layer that is called
     in some steps), "ahead" (one before all others, which some ranks call), "two" (several inputs and
     outputs), "bare" (one without weights), "same" (one that returns what it is given), "kept" (one that
-    returns what it is given by keyword), "through" (one that returns it beside what nobody uses), "own" (a
-    weight that is in no layer).
+    returns what it is given by keyword), "passed" (by position), "through" (one that returns it beside what
+    nobody uses), "own" (a weight that is in no layer).
+
+    nesting: of what goes into and comes out of some of these, see `nested`.
     """
 
-    def __init__(self, width: int, inner: int, parts: Sequence[str]):
+    def __init__(self, width: int, inner: int, parts: Sequence[str], nesting: str = ""):
         super().__init__()
+        self.nesting = nesting
         self.ahead = nn.Linear(width, width) if "ahead" in parts else None
         self.first = nn.Linear(width, inner)
         self.second = nn.Linear(inner, inner, bias=False)
-        self.kept = Kept() if "kept" in parts else None
-        self.through = Through() if "through" in parts else None
+        self.kept = Kept(nesting) if "kept" in parts else None
+        self.passed = Kept(nesting) if "passed" in parts else None
+        self.through = Through(nesting) if "through" in parts else None
         self.again = nn.Linear(inner, inner) if "twice" in parts else None
         self.frozen = nn.Linear(inner, inner) if "frozen" in parts else None
         self.side = Side(inner) if "side" in parts else None
         self.detour = Detour(inner) if "detour" in parts else None
         self.skipped = nn.Linear(inner, inner) if "skipped" in parts else None
-        self.two = Two(inner) if "two" in parts else None
+        self.two = Two(inner, nesting) if "two" in parts else None
         self.bare = nn.Tanh() if "bare" in parts else None
         self.partly = nn.Linear(inner, inner) if "half" in parts else None
         self.tied = nn.Linear(inner, inner) if "tied" in parts else None
@@ -146,9 +101,11 @@ class Net(nn.Module):
             x = torch.tanh(self.ahead(x))
         x = self.second(torch.tanh(self.first(x)))
         if self.kept is not None:
-            x = self.kept(held=[x])
+            x = self.kept(held=nested(self.nesting, x))
+        if self.passed is not None:
+            x = self.passed(nested(self.nesting, x))
         if self.through is not None:
-            x = self.through(x)["given"][0]
+            x = taken_out(self.nesting, self.through(nested(self.nesting, x))["given"])
         x = torch.tanh(x)
         if self.again is not None:
             x = torch.tanh(self.again(x))
@@ -163,7 +120,7 @@ class Net(nn.Module):
         if self.skipped is not None and both:
             x = torch.tanh(self.skipped(x))
         if self.two is not None:
-            found = self.two(x, y=x * x)
+            found = taken_out(self.nesting, self.two(x, y=x * x))
             x = torch.tanh(found["sum"][0]) * found["left"][0]
         if self.bare is not None:
             x = self.bare(x)
@@ -192,8 +149,10 @@ class Timed(nn.Module):
         return torch.tanh(self.linear(x))
 
 
-class _Called(nn.Sequential):
+class Called(nn.Sequential):
     """Layers, called in the order of `calls`: each once, or one of them twice or not at all."""
+
+    calls: Sequence[int]
 
     def __init__(self, layers: Sequence[nn.Module], calls: Sequence[int]):
         super().__init__(*layers)
@@ -205,7 +164,7 @@ class _Called(nn.Sequential):
         return x
 
 
-def stack(case: Case, log: list[float]) -> nn.Sequential:
+def stack(case: Case, log: list[float]) -> Called:
     """Equal layers whose weights are far larger than what passes through them, which is as large behind the
     last as before the first. frozen: the numbers of those that are. bias: whether they have one.
     """
@@ -216,7 +175,7 @@ def stack(case: Case, log: list[float]) -> nn.Sequential:
         layer.linear.weight.data.mul_(3**0.5)  # torch draws them with a third of this variance
     for number in case.params.get("frozen", ()):
         layers[number].requires_grad_(False)
-    return _Called(layers, calls_of(case)).to(dtype_of(case))
+    return Called(layers, calls_of(case)).to(dtype_of(case))
 
 
 def calls_of(case: Case) -> Sequence[int]:
@@ -227,8 +186,8 @@ def calls_of(case: Case) -> Sequence[int]:
 
 def net_of(case: Case) -> Net:
     """The case's net, not yet with the case's weights."""
-    sizes = case.params["width"], case.params["inner"]
-    return Net(*sizes, case.params.get("parts", ())).to(dtype_of(case))
+    sizes, parts = (case.params["width"], case.params["inner"]), case.params.get("parts", ())
+    return Net(*sizes, parts, case.params.get("nesting", "")).to(dtype_of(case))
 
 
 def net_inputs(case: Case, generator: torch.Generator) -> Inputs:

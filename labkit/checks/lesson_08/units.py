@@ -33,7 +33,15 @@ def _cases_of_values(seed: int) -> list[Case]:
         ),
         unit_case("several micro-batches", "values", 4, seed, micro_batches=3, late=[0]),
         unit_case("three ranks, nothing fetched ahead", "values", 3, seed, prefetch=0),
-        unit_case("several inputs and outputs", "values", 2, seed, parts=["two", "side"], both=[[], [0, 1]]),
+        unit_case(
+            "several inputs and outputs",
+            "values",
+            2,
+            seed,
+            parts=["two", "side"],
+            both=[[], [0, 1]],
+            nesting="tl",
+        ),
     ]
 
 
@@ -97,9 +105,17 @@ def _cases_of_small_and_homeless(seed: int) -> list[Case]:
             2,
             seed,
             parts=["bare", "same", "kept"],
+            nesting="l",
             micro_batches=2,
         ),
-        unit_case("a unit that hands on what it was given", "tiny", 2, seed, parts=["through"]),
+        unit_case(
+            "a unit that hands on what it was given",
+            "tiny",
+            2,
+            seed,
+            parts=["passed", "through"],
+            nesting="dl",
+        ),
         unit_case("a unit that was forgotten", "homeless", 2, seed),
         unit_case("a frozen one", "homeless", 2, seed, parts=["frozen"], forgotten="frozen"),
         unit_case("a weight of the module itself", "homeless", 2, seed, parts=["own"], forgotten="scale"),

@@ -19,6 +19,7 @@ from labkit.torch_private import tree_iter
 
 AGREEMENT = 64  # bytes of a call by which ranks agree on something
 AT_ONCE = "whole at once"  # a fact
+GATHERED_MORE = {"tied", "borrowed", "twice", "skipped", "unused", "ahead"}  # parts of a net
 AT_REST = "whole at rest"  # a fact
 
 
@@ -182,9 +183,7 @@ class Used:
 
 def _passes(case: Case, answer: RankAnswer, step: int, used: Sequence[Used]) -> Iterator[Finding]:
     phase, sizes = f"step {step}", used[0].sizes
-    micro_batches = case.params["micro_batches"]
-    forwards = micro_batches + (4 if case.kind == "evaluated" else 0)
-    backwards = 1 if case.kind == "together" else micro_batches
+    forwards, backwards = _how_often(case)
     called = set[int]().union(*(one.called for one in used))
     again = [sizes[number] for number in set[int]().union(*(one.again for one in used))]
     least = forwards * sum(sizes[number] for number in called)
@@ -197,6 +196,41 @@ def _passes(case: Case, answer: RankAnswer, step: int, used: Sequence[Used]) -> 
     told = f"step {step + 1}: at least {least:,} bytes of gradients scattered"
     yield Finding(scattered >= least, told, f"{scattered:,}", answer.rank)
     yield nothing_else(answer, phase)
+
+
+def _how_often(case: Case) -> tuple[int, int]:
+    """Forwards and backwards in a step."""
+    micro_batches: int = case.params["micro_batches"]
+    forwards = micro_batches + (4 if case.kind == "evaluated" else 0)
+    return forwards, 1 if case.kind == "together" else micro_batches
+
+
+def goes_no_more_often(evidence: Evidence) -> Iterator[Finding]:
+    """In each step no more is gathered than all units for each forward and each backward, and no more
+    scattered than their gradients once a backward, if each parameter is padded. What is gathered is not
+    looked at where a unit is called twice or left out, or needs another's weights.
+    """
+    case = evidence.case
+    forwards, backwards = _how_often(case)
+    modules = 2 if case.params.get("another") else 1
+    odd = GATHERED_MORE & set(case.params.get("parts", ()))
+    for answer in evidence.answers:
+        size = place_of(case, answer.rank).size
+        parameters = list(net_of(case).parameters())
+        shards = modules * sum(_padded(p, size) for p in parameters)
+        trained = modules * size * sum(_padded(p, size) for p in parameters if p.requires_grad)
+        most = {"reduce_scatter": backwards * trained}
+        most |= {} if odd else {"all_gather": (forwards + backwards) * shards}
+        for step in range(STEPS):
+            for op, num_bytes in most.items():
+                seen = sum(sent(answer, f"step {step}", op))
+                told = f"step {step + 1}: at most {num_bytes:,} bytes by {op}, each unit once a pass"
+                yield Finding(seen <= num_bytes, told, f"{seen:,}", answer.rank)
+
+
+def _padded(p: Tensor, size: int) -> int:
+    """Bytes of a rank's shard of it."""
+    return -(-p.numel() // size) * p.element_size()
 
 
 def nothing_else(answer: RankAnswer, phase: str) -> Finding:
