@@ -63,11 +63,18 @@ def _steps(rank: Rank) -> Life[tuple[nn.Module, object]]:
             optimizer.step()
             look("after a step")
             optimizer.zero_grad()
-            net.zero_grad()  # gradients that were only set to zero are no optimizer's state
+            _forget_what_is_left(net)
             look("without gradients")
         return net, optimizer
 
     return life
+
+
+def _forget_what_is_left(net: nn.Module) -> None:
+    """Gradients that `zero_grad` left as they were, as other cases tell; those that are zeros are held."""
+    for parameter in net.parameters():
+        if parameter.grad is not None and parameter.grad.any():
+            parameter.grad = None
 
 
 def _chosen(case: Case) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -92,13 +99,25 @@ def positive_rows(case: Case, generator: torch.Generator) -> Inputs:
     return {"x": x.to(dtype_of(case))}
 
 
+class _Large(nn.Module):
+    """Two layers that are trained, and perhaps one between them that is not, and one that is not called."""
+
+    def __init__(self, width: int, frozen: bool, unused: bool):
+        super().__init__()
+        layers = [nn.Linear(width, width) for _ in range(3)]
+        layers[1].requires_grad_(False)
+        self.layers = nn.Sequential(*(layers if frozen else layers[::2]))
+        self.unused = nn.Linear(width, width) if unused else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
 def _large(case: Case) -> nn.Module:
-    """Two layers that are trained, and perhaps one between them that is not."""
     torch.manual_seed(case.seed)
-    layers = [nn.Linear(case.params["width"], case.params["width"]) for _ in range(3)]
-    layers[1].requires_grad_(False)
-    kept = layers if case.params.get("frozen") else layers[::2]
-    return nn.Sequential(*kept).to(dtype_of(case))
+    unused = case.kind == "held-unused"
+    return _Large(case.params["width"], case.params["frozen"], unused).to(dtype_of(case))
 
 
 # -- judges
@@ -155,8 +174,20 @@ def steps_what_it_holds(evidence: Evidence) -> Iterator[Finding]:
     """Where bytes are counted, each weight is on a rank at least what it is made in one process;
     whether it comes to the others as well is for other cases to say.
     """
+    return _on_a_rank(evidence, "layers.")
+
+
+def steps_what_is_unused(evidence: Evidence) -> Iterator[Finding]:
+    """A layer that nobody uses, whose gradients are zeros."""
+    return _on_a_rank(evidence, "unused.")
+
+
+def _on_a_rank(evidence: Evidence, beginning: str) -> Iterator[Finding]:
+    """Of weights whose names begin so."""
     expected = _stepped(evidence.case, evidence.inputs["x"])
     for name, weight in expected.items():
+        if not name.startswith(beginning):
+            continue
         told = f"{name} after {evidence.case.params['steps']} steps, on a rank at least"
         seen = [a.tensors[f"weights 0.{name}"] for a in evidence.answers]
         wrong = difference(weight, _nearest(weight, seen))
@@ -176,7 +207,8 @@ def _stepped(case: Case, x: Tensor) -> dict[str, Tensor]:
             net.zero_grad()
             net(row).sum().backward()
             for name, gradients in found.items():
-                gradients.append(net.get_parameter(name).grad.to(precise))  # type: ignore[union-attr]
+                p = net.get_parameter(name)
+                gradients.append((torch.zeros_like(p) if p.grad is None else p.grad).to(precise))
         for name, master in masters.items():
             master.grad = torch.stack(found[name]).mean(0)
         optimizer.step()
@@ -201,6 +233,7 @@ def held_case(
     name: str, ranks: int, seed: int, width: int, dtype: str, kind: str = "held", **params: Any
 ) -> Case:
     """Layers of `width`, one of them frozen unless the case says otherwise, of which the memory is counted.
+    Of the kind "held-unused" there is one that is trained and not called.
 
     optimizer: of OPTIMIZERS; steps: how many; in_groups: whether matrices and vectors are in groups of their
     own.

@@ -99,6 +99,8 @@ def bf16_case(
     dtype: str = "bfloat16",
     **params: Any,
 ) -> Case:
-    """Weights in bf16 (or float16), and steps too small for them. groups_of_rates: in two groups."""
+    """Weights in bf16 (or float16), and steps too small for them. groups_of_rates: in two groups; frozen:
+    where stage 1 is handed a frozen one too, "first", "last" or "alone".
+    """
     sizes = {"size": size, "lr": 1e-4, "micro_batches": micro_batches, "weights": dtype, **params}
     return Case(name, ranks, sizes, seed, kind="bf16", timeout=40.0)

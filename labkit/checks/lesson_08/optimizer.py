@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every, own_entry
@@ -17,18 +16,12 @@ from labkit.checks.lesson_08.adam import (
     holds_its_share,
     most_in_process,
     positive_rows,
+    steps_what_is_unused,
     steps_what_it_holds,
 )
 from labkit.checks.lesson_08.formulas import HIDES
 from labkit.checks.lesson_08.held import holds_no_more
-from labkit.checks.lesson_08.masters import (
-    BF16_STEPS,
-    PARTS,
-    bf16_case,
-    bf16_inputs,
-    masters_are_kept,
-    rates,
-)
+from labkit.checks.lesson_08.masters import bf16_case, bf16_inputs, masters_are_kept
 from labkit.checks.lesson_08.net import (
     FORBIDDEN,
     PAIRS,
@@ -51,6 +44,7 @@ from labkit.checks.lesson_08.net import (
     uses_both,
     weights_follow,
 )
+from labkit.checks.lesson_08.rounded import changed_since, gradients_of, train_in_bf16
 from labkit.checks.lesson_08.stepped import Stepped, steps_its_share
 from labkit.checks.rank import Rank
 from labkit.checks.shared.beside import calls_of, calls_text, nbytes, stays_in_group
@@ -83,11 +77,11 @@ def _train(rank: Rank) -> None:
             _transpose_gradients(net)
         if rank.params.get("schedule"):
             set_rates(rank.case, optimizer.optimizer, step)
-        before = {name: None if p.grad is None else p.grad.clone() for name, p in net.named_parameters()}
+        before = gradients_of(dict(net.named_parameters()))
         with rank.recording(f"step {step}"):
             optimizer.step()
         stepped.note(getattr(optimizer, "optimizer", None))
-        changed += [name for name, p in net.named_parameters() if not _alike(before[name], p.grad)]
+        changed += changed_since(before, dict(net.named_parameters()))
         answer_weights(rank, snapshot(net), step)
         with rank.recording(f"behind step {step}"):
             (net if rank.params.get("net_forgets") else optimizer).zero_grad()
@@ -115,43 +109,6 @@ def _transpose_gradients(net: nn.Module) -> None:
     for p in net.parameters():
         if p.grad is not None and p.dim() == 2:
             p.grad = p.grad.t().contiguous().t()
-
-
-def _alike(before: Tensor | None, after: Tensor | None) -> bool:
-    """Whether a gradient is what it was; where there was none, zeros tell the same."""
-    if before is None:
-        return after is None or not after.any()
-    return after is not None and torch.equal(before, after)
-
-
-def _train_in_bf16(rank: Rank) -> None:
-    """Many steps whose changes are too small for the weights. Answers: "weights 0.w"; recording, of each
-    step: "step".
-    """
-    parts = [nn.Parameter(part.clone()) for part in rank.inputs["w"].chunk(PARTS)]
-    optimizer = rank.student.ShardedOptimizer(
-        _in_groups(rank.case, parts), torch.optim.SGD, rank.group, lr=rank.params["lr"]
-    )
-    for step in range(BF16_STEPS):
-        slopes = rank.inputs["slope"][step % 2, 0].chunk(PARTS)
-        for part, slope in zip(parts, slopes, strict=True):
-            (part * slope).sum().backward()
-        with rank.recording("step"):
-            optimizer.step()
-        optimizer.zero_grad()
-    rank.answer("weights 0.w", torch.cat([part.detach() for part in parts]))
-
-
-def _in_groups(case: Case, parts: Sequence[nn.Parameter]) -> Sequence[Any]:
-    """Those of the same rate in a group, where the case has groups: the first and the last part learn at
-    another one than the part between them.
-    """
-    if not case.params.get("groups_of_rates"):
-        return parts
-    return [
-        {"params": [parts[0], *parts[2:]]},
-        {"params": [parts[1]], "lr": rates(case).chunk(PARTS)[1][0].item()},
-    ]
 
 
 # -- judges
@@ -247,10 +204,10 @@ def _cases_of_steps(seed: int) -> list[Case]:
 
 def _cases_of_dtypes(seed: int) -> list[Case]:
     return [
-        bf16_case("bf16 weights", 3, seed, size=211),
+        bf16_case("bf16 weights, behind a frozen one in fp32", 3, seed, size=211, frozen="first"),
         bf16_case("float16 weights, one rank", 1, seed, size=40, dtype="float16"),
         bf16_case("bf16 weights in two groups", 2, seed, size=97, groups_of_rates=True),
-        held_case("Adam's state", 4, seed, 40, "float32"),
+        held_case("Adam's state, with a layer nobody uses", 4, seed, 40, "float32", "held-unused"),
         held_case("Adam's state of bf16 weights", 2, seed, 36, "bfloat16"),
         held_case("all that the process holds", 2, seed, 320, "float32", kind="process"),
     ]
@@ -304,8 +261,8 @@ SHARDED_OPTIMIZER = Exercise(
     ("ShardedOptimizer",),
     dict.fromkeys(("values", "stateful", "groups", "schedule", "unusual", "subgroup"), _TRAINED)
     | {
-        "bf16": Run(_train_in_bf16, bf16_inputs, own_entry),
-        "held": Run(hold_steps, positive_rows, own_entry),
+        "bf16": Run(train_in_bf16, bf16_inputs, own_entry),
+        **dict.fromkeys(("held", "held-unused"), Run(hold_steps, positive_rows, own_entry)),
         "process": Run(hold_in_this_process, positive_rows, own_entry),
     },
     optimizer_cases,
@@ -359,6 +316,7 @@ SHARDED_OPTIMIZER = Exercise(
             " with torch's a step leaves the parameters' own gradients as they were.",
             "the learning rate was copied when the optimizer was made",
             {"schedule": every(weights_follow, gradients_stay)},
+            dict.fromkeys(("values", "stateful", "groups", "bf16", "unusual", "subgroup"), gradients_stay),
         ),
         Property(
             "held-bytes",
@@ -370,9 +328,12 @@ SHARDED_OPTIMIZER = Exercise(
                 "held": every(holds_its_share, steps_what_it_holds),
                 "process": every(holds_no_more(most_in_process), steps_what_it_holds),
             },
-            dict.fromkeys(
-                ("values", "stateful", "groups", "schedule", "unusual", "subgroup"), steps_its_share
-            ),
+            {
+                "held-unused": every(holds_its_share, steps_what_it_holds),
+                **dict.fromkeys(
+                    ("values", "stateful", "groups", "schedule", "unusual", "subgroup"), steps_its_share
+                ),
+            },
         ),
         Property(
             "communication",
@@ -392,7 +353,7 @@ SHARDED_OPTIMIZER = Exercise(
             " numbers than ranks, and groups whose parameters come from an iterator are no trouble.",
             "a .grad that is None or not contiguous, a shard that has padding only, or an iterator that was"
             " read twice",
-            {"unusual": weights_follow},
+            {"unusual": weights_follow, "held-unused": steps_what_is_unused},
         ),
         Property(
             "subgroup",
