@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from autograder.lessons.lesson_08.unseen_saves import checkpoint_cases
 from labkit.checks.case import Case
 from labkit.checks.lesson_08.adam import held_case
 from labkit.checks.lesson_08.circumstances import some
@@ -16,9 +17,7 @@ from labkit.checks.lesson_08.layout import flat_layout_cases
 from labkit.checks.lesson_08.masters import bf16_case
 from labkit.checks.lesson_08.net import shard_case
 from labkit.checks.lesson_08.norm import norm_case
-from labkit.checks.lesson_08.resumed import own_parts_case
 from labkit.checks.lesson_08.settings import Setting, settings_case
-from labkit.checks.lesson_08.tried_saves import checkpoint_case, full_disk_case, killed_case
 from labkit.checks.lesson_08.units import unit_case
 from labkit.checks.lesson_08.watched import calls_case
 from labkit.checks.lesson_08.watched import watched_case as watched_units
@@ -130,9 +129,18 @@ def _optimizer(seed: int) -> list[Case]:
             optimizer="momentum",
             **_net(draw),
         ),
-        bf16_case("unseen: bf16", 4, seed, size=draw.randint(190, 260)),
+        bf16_case(
+            "unseen: bf16", 4, seed, size=draw.randint(190, 260), frozen=draw.choice(["first", "last"])
+        ),
         bf16_case("unseen: float16", 2, seed, size=200, dtype="float16"),
-        bf16_case("unseen: bf16 in two groups", 3, seed, size=draw.randint(190, 260), groups_of_rates=True),
+        bf16_case(
+            "unseen: bf16 in two groups",
+            3,
+            seed,
+            size=draw.randint(190, 260),
+            groups_of_rates=True,
+            frozen=draw.choice(["first", "last", "alone", "alone"]),
+        ),
         *_states(draw, seed),
         shard_case(
             "unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[[0, 3], [1]]
@@ -159,6 +167,7 @@ def _states(draw: Random, seed: int) -> list[Case]:
             seed,
             draw.choice(widths),
             "float32",
+            kind=draw.choice(["held", "held-unused"]),
             optimizer=two,
             in_groups=True,
             **then,
@@ -202,10 +211,18 @@ def _gradients(seed: int) -> list[Case]:
             parts=["side"],
             both=[[0, 2]],
             bucket_bytes=1,
+            micro_batches=draw.randint(2, 3),
+            gathers_between=draw.random() < 0.5,
             **_net(draw),
         ),
         bucket_case(
-            "unseen: odd layers", "unusual", 3, seed, parts=["frozen", "tied", "twice"], **_net(draw)
+            "unseen: odd layers",
+            "unusual",
+            3,
+            seed,
+            parts=["frozen", "tied", "twice"],
+            in_eval=draw.random() < 0.5,
+            **_net(draw),
         ),
         bucket_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
     ]
@@ -224,13 +241,27 @@ def _every_other(draw: Random, layers: int) -> list[int]:
     return [*calls[:-3], draw.choice(calls[1:-4]), *calls[-3:]]
 
 
+def _nesting(draw: Random) -> str:
+    """Lists, tuples and dicts, one in the other, at most three deep."""
+    return "".join(draw.choices("ltd", k=draw.randint(0, 3)))
+
+
 def _module(seed: int) -> list[Case]:
     draw = Random(f"08/module/{seed}")
     frozen = ["early", "half", "frozen"]
     every_part = ["two", "side", "tied", "twice", "frozen"]
     return [
         unit_case("unseen: three ranks", "values", 3, seed, micro_batches=2, **_net(draw)),
-        unit_case("unseen: two ahead", "values", 2, seed, prefetch=2, parts=["two"], **_net(draw)),
+        unit_case(
+            "unseen: two ahead",
+            "values",
+            2,
+            seed,
+            prefetch=2,
+            parts=["two"],
+            nesting=_nesting(draw),
+            **_net(draw),
+        ),
         unit_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
         watched_units("unseen: twenty layers", 2, seed, 48, 20, 1, **some(draw)),
         watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0, **some(draw)),
@@ -257,7 +288,16 @@ def _module(seed: int) -> list[Case]:
         bf16_case("unseen: bf16", 2, seed, size=draw.randint(190, 260), micro_batches=3),
         unit_case("unseen: evaluation", "evaluated", 3, seed, micro_batches=2, dtype="float32", **_net(draw)),
         unit_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
-        unit_case("unseen: given back", "tiny", 2, seed, parts=["kept", "same"], prefetch=0, **_net(draw)),
+        unit_case(
+            "unseen: given back",
+            "tiny",
+            2,
+            seed,
+            parts=["same", *draw.sample(["kept", "passed", "through"], 2)],
+            nesting=_nesting(draw),
+            prefetch=0,
+            **_net(draw),
+        ),
     ]
 
 
@@ -266,7 +306,13 @@ def _norm(seed: int) -> list[Case]:
     totals = [draw.randint(3, 40) for _ in range(3)]
     return [
         norm_case(
-            "unseen: three ranks", "values", 3, seed, totals=[3 * t for t in totals], calls=draw.randint(4, 9)
+            "unseen: three ranks",
+            "values",
+            3,
+            seed,
+            totals=[3 * t for t in totals],
+            calls=draw.randint(4, 9),
+            in_one=True,
         ),
         norm_case(
             "unseen: float32, which cannot hold their squares",
@@ -277,63 +323,34 @@ def _norm(seed: int) -> list[Case]:
             dtype="float32",
             scale=1e20,
             max_norm=1e19,
+            in_one=draw.random() < 0.5,
         ),
         norm_case(
             "unseen: small norm", "values", 3, seed, totals=[3, 6], max_norm=50.0, calls=draw.randint(1, 4)
         ),
         norm_case("unseen: padded", "padded", 4, seed, totals=[4 * t + 1 for t in totals]),
         norm_case("unseen: whole ones", "replicated", 4, seed, replicated=totals, max_norm=1.5),
-        norm_case("unseen: no shards", "empty", 3, seed, totals=[], replicated=[2, 3], unused=[1]),
+        norm_case(
+            "unseen: no shards",
+            "empty",
+            3,
+            seed,
+            totals=[],
+            replicated=_shapes(draw),
+            unused=[1],
+            transposed=[2],
+        ),
         norm_case("unseen: nearly nothing", "empty", 4, seed, totals=[1, 3], missing=[[1, 0], [1, 1]]),
         norm_case("unseen: neighbours", "subgroup", 4, seed, groups=NEIGHBOURS, totals=[7, 5]),
         norm_case("unseen: every other rank", "subgroup", 4, seed, groups=EVERY_OTHER, replicated=[4]),
     ]
 
 
-def _checkpoint(seed: int) -> list[Case]:
-    draw = Random(f"08/checkpoint/{seed}")
-    tensors = {
-        "a.b": [draw.randint(30, 90), "float32"],
-        "c": [draw.randint(1, 3), "bfloat16"],
-        "d": [draw.randint(4, 20), "float64"],
-    }
-    others = {"e": [17, "float16"], "f": [8, "int32"], "g": [30_019, "bool"]}
-    others |= {"j": [30_007, "uint16"], "k": [11, "complex64"]}
-    ones = {"h": [1, "float32"], "i": [1, "float32"]}  # padding only on most ranks
-    large = {"a": [30_001, "float64"], "b": [9_002, "bfloat16"]}
-    by_two = {"saved_by": [[1, 2]]}
-    return [
-        checkpoint_case("unseen: three ranks", "same-ranks", 3, seed, tensors=tensors | others | ones),
-        checkpoint_case("unseen: 4 to fewer", "other-ranks", 4, seed, tensors=tensors, load_on=[1, 2, 3]),
-        checkpoint_case("unseen: 3 to 2", "other-ranks", 3, seed, tensors=tensors, load_on=[2]),
-        checkpoint_case(
-            "unseen: large, 2 to 4", "other-ranks", 4, seed, tensors=large, **by_two, load_on=[4]
-        ),
-        checkpoint_case("unseen: sizes", "on-disk", 3, seed, tensors=large, steps=[draw.randint(0, 9), 40]),
-        checkpoint_case(
-            "unseen: many steps", "several", 2, seed, tensors=large, steps=[10**6, 2, 999_999, 10]
-        ),
-        checkpoint_case("unseen: again and again", "several", 2, seed, steps=[5] * 12),
-        checkpoint_case(
-            "unseen: again on fewer",
-            "several",
-            4,
-            seed,
-            steps=[5, 8, 8],
-            saved_by=[[0, 4], [0, 4], [0, 1]],
-            load_on=[1, 3],
-        ),
-        full_disk_case("unseen: a full disk", 3, 1, seed),
-        killed_case("unseen: killed", 3, draw.randrange(3), seed, tensors=tensors),
-        killed_case("unseen: large, killed", 4, draw.randrange(4), seed, tensors=large),
-        killed_case("unseen: killed alone", 1, 0, seed, tensors=tensors),
-        checkpoint_case("unseen: power, again", "power", 2, seed, tensors=large, steps=[5, 8, 8]),
-        checkpoint_case(
-            "unseen: power, little", "power", 4, seed, tensors=tensors, steps=[draw.randint(1, 9)]
-        ),
-        checkpoint_case("unseen: power, alone", "power", 1, seed, tensors=large, steps=[2, 11]),
-        own_parts_case("unseen: saved on 4, resumed on 2", 4, 2, seed),
-    ]
+def _shapes(draw: Random) -> list[list[int]]:
+    """Of no dimension up to five, one of them without elements."""
+    shapes = [[draw.randint(1, 4) for _ in range(dimensions)] for dimensions in range(6)]
+    draw.choice(shapes[1:])[0] = 0
+    return draw.sample(shapes, len(shapes))
 
 
 CASES: dict[str, Callable[[int], list[Case]]] = {
@@ -344,5 +361,5 @@ CASES: dict[str, Callable[[int], list[Case]]] = {
     "08.sharded-gradients": _gradients,
     "08.fully-sharded-module": _module,
     "08.global-grad-norm": _norm,
-    "08.sharded-checkpoint": _checkpoint,
+    "08.sharded-checkpoint": checkpoint_cases,
 }

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from labkit.checks.case import Case
+from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
-from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk
+from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk, watching_temporary_files
 from labkit.checks.lesson_08.formulas import HIDES
-from labkit.checks.lesson_08.killed import count_growths, stop_while_writing
+from labkit.checks.lesson_08.killed import GROWTH, operations_of, stop_in
 from labkit.checks.lesson_08.net import FORBIDDEN
 from labkit.checks.lesson_08.power import lose_power_in
 from labkit.checks.lesson_08.resumed import goes_on, hand_rows, train_inputs, train_save_resume
@@ -44,15 +45,16 @@ PATIENCE = 1.5  # seconds a rank waits for one that could not write
 
 
 def _save_and_load(rank: Rank) -> None:
-    """All saves of the case; load on as many ranks, the last ones, as it lists. Facts: files, loaded.SIZE.
-    Answers: loaded.SIZE.NAME. Recordings: "save TURN".
+    """All saves of the case; load on as many ranks, the last ones, as it lists. Facts: files, temporary,
+    loaded.SIZE. Answers: loaded.SIZE.NAME. Recordings: "save TURN".
     """
     with own_disk() as folder:
-        for save in saves(rank.case):
-            group = _group(rank, save.members)
-            if rank.rank in save.members:
-                with rank.recording(f"save {save.turn}"):
-                    _save(rank, folder, save, group)
+        with watching_temporary_files(rank, folder):
+            for save in saves(rank.case):
+                group = _group(rank, save.members)
+                if rank.rank in save.members:
+                    with rank.recording(f"save {save.turn}"):
+                        _save(rank, folder, save, group)
         dist.barrier(rank.group)
         tell_files(rank, folder.parent)  # what was put beside the folder counts as well
         exchange_files(folder, rank.group)
@@ -88,7 +90,7 @@ def _load(rank: Rank, folder: Path, group: dist.ProcessGroup, name: str) -> None
 
 def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], None]) -> None:
     """Save; save a step that one rank does not get through, and load; save it once more, as a job does that
-    goes on from there, and load. Facts: growths, saving, loaded.SIZE, resumed.SIZE. Answers:
+    goes on from there, and load. Facts: operations, saving, loaded.SIZE, resumed.SIZE. Answers:
     loaded.SIZE.NAME, resumed.SIZE.NAME. Recordings: "save TURN", but of the last save but one.
 
     second: the last save but one, in a group whose ranks soon lose patience.
@@ -97,8 +99,8 @@ def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], No
     with own_disk() as folder:
         for save in saves(rank.case)[:-2]:
             with rank.recording(f"save {save.turn}"):
-                growths = count_growths(folder, partial(_save, rank, folder, save, rank.group))
-        rank.fact("growths", growths)
+                operations = operations_of(folder, partial(_save, rank, folder, save, rank.group))
+        rank.fact("operations", operations)
         impatient = dist.new_group(list(range(size)), timeout=timedelta(seconds=PATIENCE))
         over = time.monotonic() + PATIENCE + 1.0
         with rank.expect_error("saving"):
@@ -137,15 +139,24 @@ def _fill_the_disk(rank: Rank, folder: Path, group: dist.ProcessGroup) -> None:
 
 
 def _be_killed(rank: Rank, folder: Path, group: dist.ProcessGroup) -> None:
-    """One rank is killed in the last file that it writes, or before it begins. Fact: killed."""
+    """One rank is killed in one of the operations that its last save had, or before. Fact: killed."""
     save = partial(_save, rank, folder, saves(rank.case)[-2], group)
     if rank.rank == rank.params.get("never_comes"):
         return
     if rank.rank == rank.params.get("killed"):
-        last = rank.result.facts["growths"]
-        rank.fact("killed", stop_while_writing(folder, last, save, 20 * PATIENCE))  # on a busy host
+        number = _killed_in(rank.case, rank.result.facts["operations"])
+        rank.fact("killed", stop_in(folder, number, save, 20 * PATIENCE))  # on a busy host
     else:
         save()
+
+
+def _killed_in(case: Case, operations: Sequence[str]) -> int:
+    """The number of an operation, from 1 on: a part of the way through them all, where the case says so, or
+    else the last in which a file grows.
+    """
+    growths = [number for number, kind in enumerate(operations, 1) if kind == GROWTH]
+    part = case.params.get("killed_at")
+    return max(growths, default=0) if part is None else 1 + int(part * len(operations))
 
 
 @contextlib.contextmanager
@@ -198,7 +209,17 @@ def _is_back(evidence: Evidence, save: Save, told_as: str = "loaded") -> Iterato
             for name, flat in save.tensors(evidence.inputs).items():
                 told = f"{name} of step {save.step}, save {save.turn + 1}: shard {position} of {size}"
                 part = part_of(flat, position, size)
-                yield same(f"{told}, as saved on {save.ranks}", part, answer, f"{told_as}.{size}.{name}")
+                yield _same(f"{told}, as saved on {save.ranks}", part, answer, f"{told_as}.{size}.{name}")
+
+
+def _same(told: str, part: Tensor, answer: RankAnswer, name: str) -> Finding:
+    """Of 8-bit floats, with which torch does not reckon, the bytes."""
+    if not part.is_floating_point() or part.itemsize > 1:
+        return same(told, part, answer, name)
+    seen = answer.tensors.get(name)
+    alike = seen is not None and seen.dtype == part.dtype
+    equal = alike and torch.equal(*(t.view(torch.uint8) for t in (part, seen) if t is not None))
+    return Finding(equal, f"{told}: the same bytes of {part.dtype}", f"{seen}", answer.rank)
 
 
 def own_memory(evidence: Evidence) -> Iterator[Finding]:

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from labkit.checks.rank import Rank
+
 SECOND = 10**9  # nanoseconds
+LONG_AGO = SECOND  # when nothing is written
 
 
 @contextlib.contextmanager
@@ -24,6 +27,20 @@ def own_disk() -> Iterator[Path]:
         folder = Path("checkpoints")
         folder.mkdir()
         yield folder
+
+
+@contextlib.contextmanager
+def watching_temporary_files(rank: Rank, folder: Path) -> Iterator[None]:
+    """Fact: temporary, whether a file was made, inside, where Python makes temporary ones."""
+    place, before = folder.parent.resolve() / "temporary", tempfile.tempdir
+    place.mkdir()
+    os.utime(place, ns=(LONG_AGO, LONG_AGO))
+    tempfile.tempdir = str(place)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+    rank.fact("temporary", place.stat().st_mtime_ns != LONG_AGO)
 
 
 def header_of_safetensors(path: Path) -> int | None:

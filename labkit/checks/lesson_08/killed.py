@@ -1,6 +1,6 @@
-"""A rank that is killed while it writes a file, as the others and the disk see it: a thread that stops for
-ever in the middle of a file and runs nothing more, no `except` and no `finally`. Its process lives on, to
-report.
+"""A rank that is killed while it writes a file, or before it gives one another name or deletes it, as the
+others and the disk see it: a thread that stops for ever in the middle of it and runs nothing more, no
+`except` and no `finally`. Its process lives on, to report.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from typing import Any
 
 Sizes = dict[int, tuple[Path, int]]  # inode -> where it is, bytes
 Grown = list[tuple[Path, int, int]]  # file, bytes before and now
+GROWTH = "growth"  # a kind of operation; the others are names of Python's functions
+OF_NAMES = (os.unlink, os.remove, os.rename, os.replace)
 
 
-class Growths:
-    """A thread's profile function that notices, after each call the thread makes, when files have grown.
+class Operations:
+    """A thread's profile function that notices when files have grown, after each call the thread makes, and
+    when it is about to rename or delete one.
 
-    on_growth: called with how often they have, and which did. A file that is renamed has not grown.
+    on_operation: called with its number, its kind and the files that grew. A file that is renamed has not.
     """
 
-    def __init__(self, folder: Path, on_growth: Callable[[int, Grown], None]):
-        self.folder, self.on_growth = folder, on_growth
+    def __init__(self, folder: Path, on_operation: Callable[[int, str, Grown], None]):
+        self.folder, self.on_operation = folder, on_operation
         self.count, self.seen = 0, sizes(folder)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -38,8 +41,13 @@ class Growths:
         ]
         self.seen = now
         if grown:
-            self.count += 1
-            self.on_growth(self.count, grown)
+            self._note(GROWTH, grown)
+        if event == "c_call" and argument in OF_NAMES:
+            self._note(argument.__name__, [])
+
+    def _note(self, kind: str, grown: Grown) -> None:
+        self.count += 1
+        self.on_operation(self.count, kind, grown)
 
 
 def sizes(folder: Path) -> Sizes:
@@ -52,28 +60,28 @@ def sizes(folder: Path) -> Sizes:
     return found
 
 
-def count_growths(folder: Path, call: Callable[[], None]) -> int:
-    """How often files of a folder grow while `call` runs in this thread."""
-    growths = Growths(folder, lambda count, grown: None)
-    sys.setprofile(growths)
+def operations_of(folder: Path, call: Callable[[], None]) -> list[str]:
+    """The kinds of what is done to files while `call` runs in this thread."""
+    found = list[str]()
+    sys.setprofile(Operations(folder, lambda number, kind, grown: found.append(kind)))
     try:
         call()
     finally:
         sys.setprofile(None)
-    return growths.count
+    return found
 
 
-def stop_while_writing(folder: Path, growth: int, call: Callable[[], None], seconds: float) -> bool:
-    """Run `call` in a thread that stops for ever in the growth of that number, half of it on the disk, as
-    when its node loses power.
+def stop_in(folder: Path, operation: int, call: Callable[[], None], seconds: float) -> bool:
+    """Run `call` in a thread that stops for ever in the operation of that number, before a name changes or
+    with half of a growth on the disk, as when its node loses power.
 
-    Returns whether it stopped: a call that writes less often, or raises before, ends by itself. TimeoutError
-    when neither happens in `seconds`.
+    Returns whether it stopped: a call that does less, or raises before, ends by itself. TimeoutError when
+    neither happens in `seconds`.
     """
     over, stopped = threading.Event(), threading.Event()
 
-    def on_growth(count: int, grown: Grown) -> None:
-        if count == growth:
+    def on_operation(number: int, kind: str, grown: Grown) -> None:
+        if number == operation:
             for path, before, now in grown:
                 os.truncate(path, (before + now) // 2)
             stopped.set()
@@ -81,7 +89,7 @@ def stop_while_writing(folder: Path, growth: int, call: Callable[[], None], seco
             threading.Event().wait()
 
     def run() -> None:
-        sys.setprofile(Growths(folder, on_growth))
+        sys.setprofile(Operations(folder, on_operation))
         try:
             with contextlib.suppress(Exception):
                 call()

@@ -29,7 +29,9 @@ def full_disk_case(name: str, ranks: int, full_on: int, seed: int) -> Case:
 
 
 def killed_case(name: str, ranks: int, killed: int, seed: int, **params: Any) -> Case:
-    """One rank is killed in the last file that it writes of the last save but one."""
+    """One rank is killed in the last file that it writes of the last save but one, or where `killed_at` says:
+    a part, from 0 on and below 1, of what it does to files.
+    """
     sizes = {"steps": [3, 9, 9], "killed": killed, "load_on": [ranks], **params}
     return checkpoint_case(name, "killed", ranks, seed, **sizes)
 

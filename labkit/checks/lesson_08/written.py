@@ -81,6 +81,9 @@ def _little_beside(evidence: Evidence) -> Iterator[Finding]:
     """Parts are safetensors; what is written beside them is text about them, not the tensors once more."""
     most = AGREEMENTS * len(saves(evidence.case))
     for answer in evidence.answers:
+        temporary = answer.facts.get("temporary", False)
+        told = "nothing written outside of the directory, not for a moment"
+        yield Finding(not temporary, told, "a file in the folder for temporary ones", answer.rank)
         odd = [name for name, _, kind, _ in answer.facts["files"] if kind == "other"]
         told = "safetensors and text files only"
         yield Finding(not odd, told, f"also {', '.join(odd)}", answer.rank)
