@@ -381,7 +381,7 @@ prediction("steps until it changes", your_number_of_steps, found)
 #   torch does not know. Padding may be in any group, or in none.
 # * **Parameters.** At least one is trained, and all that are have one dtype; all replicas start equal. One
 #   without a gradient counts as one with zeros, and a rank may have none at all. Frozen ones
-#   (`requires_grad=False`) are left alone, and their group stays one.
+#   (`requires_grad=False`), of any dtype, are left alone, and their group stays one.
 # * **Bytes.** Send each gradient once, through reduce-scatter and in the master's dtype, and each weight
 #   once, through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is
 #   torch's, to the nearest.
@@ -1205,8 +1205,8 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #
 # * **Parts** are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when
 #   they are read. A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with
-#   padding at the end of the flat tensor. `load_shards` returns such shards for *its* number of ranks,
-#   padding zero. No two shards share memory, neither those that are handed over nor those that are loaded,
+#   padding at the end of the flat tensor. Its name may be any text, also what is no name of a file.
+#   `load_shards` returns such shards for *its* number of ranks, padding zero. No two shards share memory, neither those that are handed over nor those that are loaded,
 #   where each can be changed or given up by itself. `extra` is small and the same on every rank: step
 #   counts, the learning rate.
 # * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
