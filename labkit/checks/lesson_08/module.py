@@ -55,8 +55,8 @@ from labkit.checks.lesson_08.whole import (
     comes_and_goes,
     comes_and_goes_in_bf16,
     few_whole,
-    goes_no_more_often,
     nothing_whole,
+    scatters_once_a_backward,
 )
 from labkit.checks.shared.beside import is_refused, same, stays_in_group
 from labkit.checks.shared.places import place_of
@@ -244,7 +244,7 @@ FULLY_SHARDED_MODULE = Exercise(
             {"watched": every(three_passes, in_earnest)},
             {
                 **dict.fromkeys(("watched-frozen", "watched-bf16"), three_passes),
-                **dict.fromkeys(_TRAINED, every(comes_and_goes(), goes_no_more_often)),
+                **dict.fromkeys(_TRAINED, every(comes_and_goes(), scatters_once_a_backward)),
                 "bf16": comes_and_goes_in_bf16,
             },
         ),

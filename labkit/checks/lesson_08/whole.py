@@ -19,7 +19,6 @@ from labkit.torch_private import tree_iter
 
 AGREEMENT = 64  # bytes of a call by which ranks agree on something
 AT_ONCE = "whole at once"  # a fact
-GATHERED_MORE = {"tied", "borrowed", "twice", "skipped", "unused", "ahead"}  # parts of a net
 AT_REST = "whole at rest"  # a fact
 
 
@@ -205,32 +204,25 @@ def _how_often(case: Case) -> tuple[int, int]:
     return forwards, 1 if case.kind == "together" else micro_batches
 
 
-def goes_no_more_often(evidence: Evidence) -> Iterator[Finding]:
-    """In each step no more is gathered than all units for each forward and each backward, and no more
-    scattered than their gradients once a backward, if each parameter is padded. What is gathered is not
-    looked at where a unit is called twice or left out, or needs another's weights.
+def scatters_once_a_backward(evidence: Evidence) -> Iterator[Finding]:
+    """In each step no more is scattered than the gradients of all units once a backward, if each parameter is
+    padded.
     """
     case = evidence.case
-    forwards, backwards = _how_often(case)
+    _, backwards = _how_often(case)
     modules = 2 if case.params.get("another") else 1
-    odd = GATHERED_MORE & set(case.params.get("parts", ()))
     for answer in evidence.answers:
         size = place_of(case, answer.rank).size
-        parameters = list(net_of(case).parameters())
-        shards = modules * sum(_padded(p, size) for p in parameters)
-        trained = modules * size * sum(_padded(p, size) for p in parameters if p.requires_grad)
-        most = {"reduce_scatter": backwards * trained}
-        most |= {} if odd else {"all_gather": (forwards + backwards) * shards}
+        padded = [
+            -(-p.numel() // size) * size * p.element_size()
+            for p in net_of(case).parameters()
+            if p.requires_grad
+        ]
+        most = backwards * modules * sum(padded)
         for step in range(STEPS):
-            for op, num_bytes in most.items():
-                seen = sum(sent(answer, f"step {step}", op))
-                told = f"step {step + 1}: at most {num_bytes:,} bytes by {op}, each unit once a pass"
-                yield Finding(seen <= num_bytes, told, f"{seen:,}", answer.rank)
-
-
-def _padded(p: Tensor, size: int) -> int:
-    """Bytes of a rank's shard of it."""
-    return -(-p.numel() // size) * p.element_size()
+            seen = sum(sent(answer, f"step {step}", "reduce_scatter"))
+            told = f"step {step + 1}: at most {most:,} bytes by reduce_scatter, each unit once a backward"
+            yield Finding(seen <= most, told, f"{seen:,}", answer.rank)
 
 
 def nothing_else(answer: RankAnswer, phase: str) -> Finding:
