@@ -63,18 +63,11 @@ def _steps(rank: Rank) -> Life[tuple[nn.Module, object]]:
             optimizer.step()
             look("after a step")
             optimizer.zero_grad()
-            _forget_what_is_left(net)
+            net.zero_grad()  # gradients that were only set to zero are no optimizer's state
             look("without gradients")
         return net, optimizer
 
     return life
-
-
-def _forget_what_is_left(net: nn.Module) -> None:
-    """Gradients that `zero_grad` left as they were, as other cases tell; those that are zeros are held."""
-    for parameter in net.parameters():
-        if parameter.grad is not None and parameter.grad.any():
-            parameter.grad = None
 
 
 def _chosen(case: Case) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
