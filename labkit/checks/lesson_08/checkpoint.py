@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from labkit.checks.case import Case, RankAnswer
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run, every
 from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk, watching_temporary_files
 from labkit.checks.lesson_08.formulas import HIDES
-from labkit.checks.lesson_08.killed import GROWTH, operations_of, stop_in
+from labkit.checks.lesson_08.killed import count_operations, stop_in
 from labkit.checks.lesson_08.net import FORBIDDEN
 from labkit.checks.lesson_08.power import lose_power_in
 from labkit.checks.lesson_08.resumed import goes_on, hand_rows, train_inputs, train_save_resume
@@ -99,7 +99,8 @@ def _save_badly(rank: Rank, second: Callable[[Rank, Path, dist.ProcessGroup], No
     with own_disk() as folder:
         for save in saves(rank.case)[:-2]:
             with rank.recording(f"save {save.turn}"):
-                operations = operations_of(folder, partial(_save, rank, folder, save, rank.group))
+                save_it = partial(_save, rank, folder, save, rank.group)
+                operations = count_operations(folder, _names_count(rank), save_it)
         rank.fact("operations", operations)
         impatient = dist.new_group(list(range(size)), timeout=timedelta(seconds=PATIENCE))
         over = time.monotonic() + PATIENCE + 1.0
@@ -144,19 +145,19 @@ def _be_killed(rank: Rank, folder: Path, group: dist.ProcessGroup) -> None:
     if rank.rank == rank.params.get("never_comes"):
         return
     if rank.rank == rank.params.get("killed"):
-        number = _killed_in(rank.case, rank.result.facts["operations"])
-        rank.fact("killed", stop_in(folder, number, save, 20 * PATIENCE))  # on a busy host
+        number, part = rank.result.facts["operations"], rank.params.get("killed_at")
+        number = number if part is None else 1 + int(part * number)
+        stopped = stop_in(folder, _names_count(rank), number, save, 20 * PATIENCE)  # on a busy host
+        rank.fact("killed", stopped)
     else:
         save()
 
 
-def _killed_in(case: Case, operations: Sequence[str]) -> int:
-    """The number of an operation, from 1 on: a part of the way through them all, where the case says so, or
-    else the last in which a file grows.
+def _names_count(rank: Rank) -> bool:
+    """Whether it may be killed before it changes a name: the first rank alone, as on a disk that all share
+    the first to rename a folder does so for all.
     """
-    growths = [number for number, kind in enumerate(operations, 1) if kind == GROWTH]
-    part = case.params.get("killed_at")
-    return max(growths, default=0) if part is None else 1 + int(part * len(operations))
+    return rank.rank == 0 and "killed_at" in rank.params
 
 
 @contextlib.contextmanager

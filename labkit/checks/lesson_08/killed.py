@@ -16,19 +16,18 @@ from typing import Any
 
 Sizes = dict[int, tuple[Path, int]]  # inode -> where it is, bytes
 Grown = list[tuple[Path, int, int]]  # file, bytes before and now
-GROWTH = "growth"  # a kind of operation; the others are names of Python's functions
 OF_NAMES = (os.unlink, os.remove, os.rename, os.replace)
 
 
 class Operations:
     """A thread's profile function that notices when files have grown, after each call the thread makes, and
-    when it is about to rename or delete one.
+    where `of_names` counts when it is about to rename or delete one.
 
-    on_operation: called with its number, its kind and the files that grew. A file that is renamed has not.
+    on_operation: called with its number and the files that grew. A file that is renamed has not grown.
     """
 
-    def __init__(self, folder: Path, on_operation: Callable[[int, str, Grown], None]):
-        self.folder, self.on_operation = folder, on_operation
+    def __init__(self, folder: Path, of_names: bool, on_operation: Callable[[int, Grown], None]):
+        self.folder, self.of_names, self.on_operation = folder, of_names, on_operation
         self.count, self.seen = 0, sizes(folder)
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -40,14 +39,9 @@ class Operations:
             if size > self.seen.get(inode, nothing)[1]
         ]
         self.seen = now
-        if grown:
-            self._note(GROWTH, grown)
-        if event == "c_call" and argument in OF_NAMES:
-            self._note(argument.__name__, [])
-
-    def _note(self, kind: str, grown: Grown) -> None:
-        self.count += 1
-        self.on_operation(self.count, kind, grown)
+        if grown or (self.of_names and event == "c_call" and argument in OF_NAMES):
+            self.count += 1
+            self.on_operation(self.count, grown)
 
 
 def sizes(folder: Path) -> Sizes:
@@ -60,18 +54,18 @@ def sizes(folder: Path) -> Sizes:
     return found
 
 
-def operations_of(folder: Path, call: Callable[[], None]) -> list[str]:
-    """The kinds of what is done to files while `call` runs in this thread."""
-    found = list[str]()
-    sys.setprofile(Operations(folder, lambda number, kind, grown: found.append(kind)))
+def count_operations(folder: Path, of_names: bool, call: Callable[[], None]) -> int:
+    """How often files of a folder grow while `call` runs in this thread, and get other names or none."""
+    operations = Operations(folder, of_names, lambda number, grown: None)
+    sys.setprofile(operations)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return found
+    return operations.count
 
 
-def stop_in(folder: Path, operation: int, call: Callable[[], None], seconds: float) -> bool:
+def stop_in(folder: Path, of_names: bool, operation: int, call: Callable[[], None], seconds: float) -> bool:
     """Run `call` in a thread that stops for ever in the operation of that number, before a name changes or
     with half of a growth on the disk, as when its node loses power.
 
@@ -80,7 +74,7 @@ def stop_in(folder: Path, operation: int, call: Callable[[], None], seconds: flo
     """
     over, stopped = threading.Event(), threading.Event()
 
-    def on_operation(number: int, kind: str, grown: Grown) -> None:
+    def on_operation(number: int, grown: Grown) -> None:
         if number == operation:
             for path, before, now in grown:
                 os.truncate(path, (before + now) // 2)
@@ -89,7 +83,7 @@ def stop_in(folder: Path, operation: int, call: Callable[[], None], seconds: flo
             threading.Event().wait()
 
     def run() -> None:
-        sys.setprofile(Operations(folder, on_operation))
+        sys.setprofile(Operations(folder, of_names, on_operation))
         try:
             with contextlib.suppress(Exception):
                 call()
