@@ -129,6 +129,19 @@ def _optimizer(seed: int) -> list[Case]:
             optimizer="momentum",
             **_net(draw),
         ),
+        *_masters(draw, seed),
+        *_states(draw, seed),
+        shard_case(
+            "unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[[0, 3], [1]]
+        ),
+        shard_case("unseen: a rank without rows", "unusual", 4, seed, without_rows=[[0, 3]], **_net(draw)),
+        shard_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
+    ]
+
+
+def _masters(draw: Random, seed: int) -> list[Case]:
+    """Weights of 16 bits, beside frozen ones of another dtype."""
+    return [
         bf16_case(
             "unseen: bf16", 4, seed, size=draw.randint(190, 260), frozen=draw.choice(["first", "last"])
         ),
@@ -141,12 +154,6 @@ def _optimizer(seed: int) -> list[Case]:
             groups_of_rates=True,
             frozen=draw.choice(["first", "last", "alone", "alone"]),
         ),
-        *_states(draw, seed),
-        shard_case(
-            "unseen: odd layers", "unusual", 4, seed, parts=["frozen", "tied", "side"], both=[[0, 3], [1]]
-        ),
-        shard_case("unseen: a rank without rows", "unusual", 4, seed, without_rows=[[0, 3]], **_net(draw)),
-        shard_case("unseen: a pair and one", "subgroup", 3, seed, groups=PAIR_AND_ONE, **_net(draw)),
     ]
 
 
@@ -246,6 +253,25 @@ def _nesting(draw: Random) -> str:
     return "".join(draw.choices("ltd", k=draw.randint(0, 3)))
 
 
+def _watched(draw: Random, seed: int) -> list[Case]:
+    """Stacks of equal layers, whose weights and calls are watched."""
+    return [
+        watched_units("unseen: twenty layers", 2, seed, 48, 20, 1, **some(draw)),
+        watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0, **some(draw)),
+        watched_units("unseen: three ahead, interrupted", 2, seed, 64, 14, 3, interrupted=True, **some(draw)),
+        watched_units(
+            "unseen: frozen layers", 4, seed, 64, 14, 2, "watched-frozen", frozen=[2, 6, 7], **some(draw)
+        ),
+        watched_units(
+            "unseen: bf16 layers", 4, seed, 64, 14, 0, "watched-bf16", dtype="bfloat16", **some(draw)
+        ),
+        calls_case(
+            "unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14), **some(draw)
+        ),
+        calls_case("unseen: every other unit", 4, seed, 48, 32, _every_other(draw, 32), **some(draw)),
+    ]
+
+
 def _module(seed: int) -> list[Case]:
     draw = Random(f"08/module/{seed}")
     frozen = ["early", "half", "frozen"]
@@ -263,19 +289,7 @@ def _module(seed: int) -> list[Case]:
             **_net(draw),
         ),
         unit_case("unseen: float32", "values", 4, seed, dtype="float32", **_net(draw)),
-        watched_units("unseen: twenty layers", 2, seed, 48, 20, 1, **some(draw)),
-        watched_units("unseen: nothing ahead", 4, seed, 64, 14, 0, **some(draw)),
-        watched_units("unseen: three ahead, interrupted", 2, seed, 64, 14, 3, interrupted=True, **some(draw)),
-        watched_units(
-            "unseen: frozen layers", 4, seed, 64, 14, 2, "watched-frozen", frozen=[2, 6, 7], **some(draw)
-        ),
-        watched_units(
-            "unseen: bf16 layers", 4, seed, 64, 14, 0, "watched-bf16", dtype="bfloat16", **some(draw)
-        ),
-        calls_case(
-            "unseen: a unit skipped, one called again", 2, seed, 64, 14, _calls(draw, 14), **some(draw)
-        ),
-        calls_case("unseen: every other unit", 4, seed, 48, 32, _every_other(draw, 32), **some(draw)),
+        *_watched(draw, seed),
         unit_case("unseen: three at once", "together", 3, seed, micro_batches=3, prefetch=2, **_net(draw)),
         unit_case("unseen: tied", "tied", 3, seed, parts=["tied", "twice"], prefetch=0, **_net(draw)),
         unit_case("unseen: called twice", "twice", 2, seed, parts=["twice", "frozen"], **_net(draw)),
