@@ -92,8 +92,9 @@ your_guess_percent = ...
 # %% [markdown]
 # ### Exercise: count the parameters
 # Exactly, in whole numbers, for any `ModelConfig` (no mixture of experts). Every matrix is `in x out`; biases
-# have one number an output. Count from the shape's numbers: in this lesson's exercises the library's own
-# model, its parts and its formulas refuse to be called, and so does PyTorch's counter of operations.
+# have one number an output, a LayerNorm a scale and a shift, an RMSNorm a scale. Count from the shape's
+# numbers: in this lesson's exercises the library's own model, its parts and its formulas refuse to be called,
+# and so does PyTorch's counter of operations.
 #
 # <details><summary>Hint 1</summary>Write a line each for attention, MLP, norm, embedding, head. Queries have
 # num_heads x head_size columns; keys and values num_kv_heads x head_size each.</details>
@@ -423,7 +424,8 @@ draw_memory(rows, GPUS["H100 80 GB"], title="L = 32, h = 4096, a = 32, b = 1: 34
 
 # %% [markdown]
 # ### Exercise: what backward needs
-# All $L$ layers, GPT-style, without embedding and head.
+# All $L$ layers, without embedding and head, by the formulas above: of the shape, only $L$, $h$ and $a$
+# count.
 #
 # <details><summary>Hint 1</summary>Three terms: 10 stays whole without sequence parallelism, 24 and the
 # scores are divided by t.</details>
@@ -561,7 +563,8 @@ Table(
 
 # %% [markdown]
 # ### Exercise: model FLOPs utilization
-# Against the dense peak, and without what is recomputed.
+# Against the dense peak, and without what is recomputed. (Seconds that no GPU reaches give more than 1:
+# nothing is refused.)
 #
 # <details><summary>Hint</summary>One division. Ask of each number whether it is of one GPU or of
 # all.</details>

@@ -222,8 +222,8 @@ draw_schedule(simulate(by_hand, Costs(forward=1, backward=2)))
 # forward without a wait longer than necessary? And if there are fewer micro-batches than that? Take no more
 # than it needs: a longer warm-up ends no sooner, and holds more.
 #
-# `in_turn` is the part that does not depend on the stage. You will want it again for interleaved stages. Both
-# return lists.
+# `in_turn` is the part that does not depend on the stage. You will want it again for interleaved stages,
+# whose lists are not those of one stage; there are as many backwards as forwards. Both return lists.
 #
 # <details><summary>Hint 1</summary>Count the forwards before the first B in each row above. The last of
 # them belongs to the steady phase.</details>

@@ -295,6 +295,10 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 # remember. `backward` returns one gradient for each argument of `forward`: here one for `x`, and `None` for
 # the group.
 #
+# Forward may return `x` itself, a view of it or a copy. Two things to watch. `dist.all_reduce` works **in
+# place**, and the gradient that autograd hands you may be used by others as well. And that gradient can be
+# any view, such as the expanded scalar that `sum()` sends back, while a collective wants contiguous memory.
+#
 # <details><summary>What is compared, in all exercises of this lesson</summary>
 #
 # * **Numbers**, on every rank of the group, with what stock PyTorch gives in one process: shape and dtype the
@@ -319,11 +323,6 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #
 # Ranks come to a call at different times, and `group` need not be all ranks of the job.
 # </details>
-#
-# Forward may return `x` itself, a view of it or a copy. Two things to watch. `dist.all_reduce` works **in
-# place**, and the gradient that autograd hands you may be used by others as well. And that gradient can be
-# any view, such as the expanded scalar that `sum()` sends back, while a collective wants contiguous memory.
-#
 # <details><summary>Hint 1</summary>Forward has nothing to compute. What must it remember?</details>
 # <details><summary>Hint 2</summary><code>tensor.clone(memory_format=torch.contiguous_format)</code> gives
 # you a copy that is both yours and contiguous.</details>

@@ -543,7 +543,7 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 # ### Exercise: balance
 #
 # Write both ways: `balance_loss` over the tokens of all ranks, a tensor without dimensions as every loss is,
-# and `nudge`, which moves the bias.
+# and `nudge`, which moves the bias. A rank may have no tokens; all together have some.
 #
 # <details><summary>Hint</summary>
 #

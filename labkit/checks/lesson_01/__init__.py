@@ -300,6 +300,27 @@ EXERCISES = [
         ),
     ),
     _exercise(
+        "01.predict-step",
+        "Predict, then measure",
+        ("predict_step",),
+        numbers(
+            "state",
+            1,
+            "Weights, gradients and moments of a real step, to 1%.",
+            "a tied head counted twice, or master weights where there is one number type",
+        ),
+        numbers(
+            "activations",
+            2,
+            "What autograd really keeps of a step, to 3%.",
+            "dropout masks counted although nothing is dropped, or the final norm, head and logits left out",
+        ),
+        numbers(
+            "scores", 1, "With explicit attention, the probabilities of every layer.", "the mask's bytes"
+        ),
+        builds_on=("01.count-parameters",),
+    ),
+    _exercise(
         "01.slide-mistakes",
         "Find the mistakes",
         ("corrected_slides",),
@@ -327,26 +348,5 @@ EXERCISES = [
             "The peak rate and the batch, done right.",
             "the peak with 2:4 sparsity, twice the dense one; or 2^22 tokens for 4 million",
         ),
-    ),
-    _exercise(
-        "01.predict-step",
-        "Predict, then measure",
-        ("predict_step",),
-        numbers(
-            "state",
-            1,
-            "Weights, gradients and moments of a real step, to 1%.",
-            "a tied head counted twice, or master weights where there is one number type",
-        ),
-        numbers(
-            "activations",
-            2,
-            "What autograd really keeps of a step, to 3%.",
-            "dropout masks counted although nothing is dropped, or the final norm, head and logits left out",
-        ),
-        numbers(
-            "scores", 1, "With explicit attention, the probabilities of every layer.", "the mask's bytes"
-        ),
-        builds_on=("01.count-parameters",),
     ),
 ]

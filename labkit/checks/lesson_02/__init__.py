@@ -9,8 +9,8 @@ from labkit.checks.lesson_02 import layerwise, offloading, partitions, remote_st
 
 EXERCISES = [
     partitions.EXERCISE,
-    step_timing.EXERCISE,
     layerwise.EXERCISE,
+    step_timing.EXERCISE,
     offloading.EXERCISE,
     remote_stages.EXERCISE,
 ]

@@ -8,6 +8,6 @@ EXERCISES = [
     replicas.AVERAGE,
     buckets.EXERCISE,
     overlap.EXERCISE,
-    tokens.EXERCISE,
     accumulation.EXERCISE,
+    tokens.EXERCISE,
 ]
