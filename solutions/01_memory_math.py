@@ -92,9 +92,8 @@ your_guess_percent = ...
 # %% [markdown]
 # ### Exercise: count the parameters
 # Exactly, in whole numbers, for any `ModelConfig` (no mixture of experts). Every matrix is `in x out`; biases
-# have one number an output, a LayerNorm a scale and a shift, an RMSNorm a scale. Count from the shape's
-# numbers: in this lesson's exercises the library's own model, its parts and its formulas refuse to be called,
-# and so does PyTorch's counter of operations.
+# have one number an output. Count from the shape's numbers: in this lesson's exercises the library's own
+# model, its parts and its formulas refuse to be called, and so does PyTorch's counter of operations.
 #
 # <details><summary>Hint 1</summary>Write a line each for attention, MLP, norm, embedding, head. Queries have
 # num_heads x head_size columns; keys and values num_kv_heads x head_size each.</details>
