@@ -9,6 +9,7 @@ than was carried, or of less, costs the points that rest on it until a person ha
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ IN_A_SEGMENT = 4  # of the largest messages, where they queue: a ring's keys and
 MOST_RESENT = 0.5  # of the reference's bytes: what is sent again explains no more than that
 MOST_GROUPS = 4.0  # times the reference's: groups beyond that explain no more bytes
 LARGEST_RECORDS = 8 * 2**20
+MOST_DIMENSIONS = 64  # torch's own limit
 # No call of ours has more bytes, and sums of such numbers stay numbers that can be calculated with.
 Size = Annotated[int, msgspec.Meta(ge=-(2**40), le=2**40)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
@@ -50,6 +52,16 @@ class Call(msgspec.Struct):
     peer: int | None = None
     rank: int = -1
     sent: tuple[Size, ...] = ()
+    shape: tuple[Size, ...] = ()
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """The operation and its bytes. A reduce-scatter of a list is another kind than that of one tensor:
+        gloo makes it from all-reduces, with twice the traffic.
+        """
+        if self.op == "reduce_scatter":
+            return f"{self.op} of tensors of {math.prod(self.shape[:MOST_DIMENSIONS])}", self.num_bytes
+        return self.op, self.num_bytes
 
     @property
     def leaving(self) -> int:
@@ -255,7 +267,7 @@ def job_evidence(
 
 
 def _kinds(calls: Iterable[Call]) -> tuple[tuple[str, int, int], ...]:
-    found = Counter((call.op, call.num_bytes) for call in calls)
+    found = Counter(call.kind for call in calls)
     return tuple((op, num_bytes, times) for (op, num_bytes), times in sorted(found.items()))
 
 

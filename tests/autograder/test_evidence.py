@@ -209,6 +209,15 @@ def test_an_all_to_all_sends_what_its_parts_say(tmp_path: Path) -> None:
     assert found.missing == (0, 2)
 
 
+def test_a_reduce_scatter_of_a_list_is_another_record() -> None:
+    """It has as many bytes in the record as that of one tensor, and twice as many on the network."""
+    call = Call("reduce_scatter", 12_000, (0, 1, 2), "python", rank=0, shape=(3000,))
+    in_rows, of_a_list = (msgspec.structs.replace(call, shape=shape) for shape in ((3, 1000), (1000,)))
+    assert call.kind == in_rows.kind != of_a_list.kind
+    forged = msgspec.structs.replace(call, shape=(2**40,) * 1000)
+    assert len(forged.kind[0]) < 1000
+
+
 @pytest.mark.parametrize(
     ("op", "ranks", "least"),
     [
