@@ -24,7 +24,7 @@ SITE = build/site
 WHEEL = dist
 RUN_LESSONS =
 # How soon a fault is told, and what it leaves behind, is tested when nothing else runs.
-QUIET = $(addprefix tests/launch/,test_faults.py test_session.py test_teardown.py)
+QUIET = $(addprefix tests/launch/,test_faults.py test_session.py test_session_interrupted.py test_teardown.py)
 BUSY = $(addprefix --ignore=,$(QUIET))
 
 .PHONY: test thorough versions gpu bundle-gpu site wheel
