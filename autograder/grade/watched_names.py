@@ -83,9 +83,9 @@ NEEDED = {
     *("__future__", "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy"),
     *("dataclasses", "datetime", "decimal", "enum", "errno", "fractions", "functools", "glob", "graphlib"),
     *("hashlib", "heapq", "io", "itertools", "json", "keyword", "logging", "math", "numbers", "numpy"),
-    *("operator", "pathlib", "pprint", "queue", "random", "re", "secrets", "statistics", "string", "struct"),
-    *("tempfile", "textwrap", "time", "torch", "types", "typing", "typing_extensions", "uuid", "warnings"),
-    *("weakref", "zlib", "matplotlib", "pandas", "safetensors", "scipy", "tqdm", "labkit"),
+    *("operator", "pathlib", "posixpath", "pprint", "queue", "random", "re", "secrets", "statistics"),
+    *("string", "struct", "tempfile", "textwrap", "time", "torch", "types", "typing", "typing_extensions"),
+    *("uuid", "warnings", "weakref", "zlib", "matplotlib", "pandas", "safetensors", "scipy", "tqdm", "labkit"),
 }
 # Modules of labkit that exercises use; with a dot at the end, and all in them.
 OF_LABKIT = (

@@ -161,6 +161,21 @@ def test_what_an_import_of_everything_brings_is_told_where_it_is_used(module: st
     assert flag.holds
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\ndef f(x): return os.path.join(x, 'a'), os.listdir(x)",
+        "from os.path import join\ndef f(x): return join(x, 'a')",
+        "import os.path as p\ndef f(x): return p.exists(x)",
+    ],
+)
+def test_files_by_os_are_told_and_hold_no_points(source: str) -> None:
+    """As the text of 08.sharded-checkpoint says."""
+    flags = scan(collect([Cell("cell 4", source)], F_ID, ["f"]))
+    assert flags
+    assert not any(flag.holds for flag in flags)
+
+
 def test_a_models_own_modules_are_nothing_to_tell() -> None:
     source = "def f(model): return [m for m in model.modules() if not list(m.children())]"
     assert scan(collect([Cell("cell 4", source)], F_ID, ["f"])) == []
