@@ -85,7 +85,8 @@ NEEDED = {
     *("hashlib", "heapq", "io", "itertools", "json", "keyword", "logging", "math", "numbers", "numpy"),
     *("operator", "pathlib", "posixpath", "pprint", "queue", "random", "re", "secrets", "statistics"),
     *("string", "struct", "tempfile", "textwrap", "time", "torch", "types", "typing", "typing_extensions"),
-    *("uuid", "warnings", "weakref", "zlib", "matplotlib", "pandas", "safetensors", "scipy", "tqdm", "labkit"),
+    *("uuid", "warnings", "weakref", "zlib"),
+    *("labkit", "matplotlib", "pandas", "safetensors", "scipy", "tqdm"),
 }
 # Modules of labkit that exercises use; with a dot at the end, and all in them.
 OF_LABKIT = (
