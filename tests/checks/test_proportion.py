@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -39,3 +41,17 @@ def test_a_tensor_of_another_shape_is_not_spread_over_the_right_one() -> None:
     start, seen = torch.zeros(3, 5), torch.ones(200, 1, 1)
     assert change_since(start, seen).numel() == 200
     assert change_since(start, torch.ones(3, 5)).sum() == 15
+
+
+@pytest.mark.parametrize(
+    ("seen", "passes"),
+    [
+        (torch.zeros(3), True),
+        (torch.full((3,), 1e-3), True),
+        (torch.ones(3), False),
+        (torch.full((3,), math.nan), False),
+    ],
+)
+def test_to_zeros_nothing_is_in_proportion_but_zeros(seen: torch.Tensor, passes: bool) -> None:
+    """As on a rank that has a first token alone: its query has no gradient, but for what rounding leaves."""
+    assert in_proportion("numbers", [torch.zeros(3)], [seen], 0).passed is passes
