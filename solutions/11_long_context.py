@@ -356,7 +356,8 @@ def start_passing(tensors: list[Tensor], group: dist.ProcessGroup) -> tuple[list
 # ### Exercise: keys and values go round
 #
 # Blocks are handed in as `attend`, which is `attend_block` or something that behaves like it. What is passed
-# in a step is under way during all blocks of that step.
+# in a step is under way during all blocks of that step, by sends and receives; keys and values may share a
+# message, or go in several.
 #
 # <details><summary>Hint</summary>
 #

@@ -309,7 +309,7 @@ def most_bytes(call: Call) -> float:
         case "recv":
             return 0.0
         case "send":
-            return size + 2 * HEADERS
+            return size + 3 * HEADERS  # announced, sent and acknowledged
     headers = IN_SEGMENTS if call.op in ("all_reduce", "reduce_scatter") else 8
     return max(2.0, others) * size + headers * HEADERS * max(1, others)
 
