@@ -194,7 +194,8 @@ for asks in (True, False):
 # called.
 #
 # * **Arguments and results.** The arguments can be tensors or anything else, the function can return one
-#   tensor or several, an argument itself among them, and not every result need be used.
+#   tensor or several, an argument itself among them, and not every result need be used. One that has no graph
+#   in plain autograd may ask for a gradient here.
 # * **Several at once.** Several calls may come before their backwards, which come in any order. A checkpoint
 #   may lie inside another: the inner function then runs three times, once in forward and twice in backward.
 # * **Errors.** If the second run raises, its error comes through, and the random generator is as it was
@@ -209,7 +210,7 @@ for asks in (True, False):
 # autograd raises a `RuntimeError` then, and yours will too if its tensors are kept by
 # `ctx.save_for_backward`. (That is good style; no check overwrites an argument, or puts a module into another
 # mode in between. None has a function that returns a parameter itself, or a module that puts a new tensor in
-# a buffer's place.)
+# a buffer's place. The second run may find buffers as the first one left them.)
 #
 # Start with the plain case, run the check, and let its rows lead you through the rest.
 #

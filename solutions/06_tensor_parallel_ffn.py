@@ -305,8 +305,8 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #   same, and no number off by more than $10^{-9}$ of the largest one (of 1, if that is more) in float64,
 #   $10^{-4}$ in float32, $2 \cdot 10^{-2}$ in bfloat16.
 # * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of
-#   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
-#   rank may call them or not.
+#   its own tensor in each. In which order, under which of its names, and whether `async_op` is used, is your
+#   affair. A group of one rank may call them or not.
 # * **Tensors**: what a forward or a backward is given keeps its values, and what it gave keeps them when it
 #   is called again. So no memory is used for two results, and a layer keeps no tensor of a call that is over.
 #   For backward a linear layer keeps its input, and the operators keep nothing. Tensors may lie in memory in

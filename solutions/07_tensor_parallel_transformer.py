@@ -710,7 +710,7 @@ Table(
 #   rank other streams. A rank counts by its number in `group`.
 # * **Apart.** What `own()` draws with a seed is drawn with it nowhere else, neither by another rank nor by
 #   `shared()`, on rank 0 too, and in large groups: with each of a dozen seeds, the first numbers of 192 ranks
-#   are compared.
+#   are compared. (Of the seed that it is given, torch's CPU generator looks at the lowest 32 bits alone.)
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>

@@ -1204,11 +1204,11 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # ### Exercise: sharded checkpoint
 #
 # * **Parts** are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when
-#   they are read. A tensor in `shards` has $\lceil \text{total}/d \rceil$ elements on every rank, with
-#   padding at the end of the flat tensor. `load_shards` returns such shards for *its* number of ranks,
-#   padding zero. No two shards share memory, neither those that are handed over nor those that are loaded,
-#   where each can be changed or given up by itself. `extra` is small and the same on every rank: step
-#   counts, the learning rate.
+#   they are read; any dtype is one that safetensors can write. A tensor in `shards` has
+#   $\lceil \text{total}/d \rceil$ elements on every rank, with padding at the end of the flat tensor.
+#   `load_shards` returns such shards for *its* number of ranks, padding zero. No two shards share memory,
+#   neither those that are handed over nor those that are loaded, where each can be changed or given up by
+#   itself. `extra` is small and the same on every rank: step counts, the learning rate.
 # * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
 #   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
 #   that was copied has another time. Nobody deletes a part of a whole checkpoint of another step.
