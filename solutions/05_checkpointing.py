@@ -239,7 +239,7 @@ for asks in (True, False):
 # `torch.is_autocast_enabled("cpu")` and `torch.get_autocast_dtype("cpu")` say what to enter again with
 # `torch.autocast(device_type, dtype=..., enabled=...)`. A module's buffers can be copied before the second
 # run and copied back when backward is through (`buffer.data.copy_`: backward still reads them):
-# `isinstance(function, nn.Module)`.
+# `isinstance(function, nn.Module)`. That is enough: a check stops at a method's `__self__`.
 # </details>
 
 
