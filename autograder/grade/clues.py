@@ -11,6 +11,7 @@ from typing import Literal, cast
 
 import msgspec
 
+from autograder.grade.annotations import names_in_annotations
 from autograder.grade.calls import Calls, arguments_of, classes_named, plain_patterns
 from autograder.grade.detours import ASKED_OF, detours, handed_on, looks_up_a_class
 from autograder.grade.names import (
@@ -241,6 +242,7 @@ def _handed_chains(nodes: Sequence[ast.AST]) -> Iterator[ast.Attribute]:
     passed: set[ast.AST] = {node.value for node in nodes if isinstance(node, ast.Attribute)}
     passed |= {node.func for node in nodes if isinstance(node, ast.Call)}
     passed |= {each for node in nodes for each in getattr(node, "decorator_list", ())}
+    passed |= {*names_in_annotations(nodes)}
     of_classes = {each for node in nodes if isinstance(node, ast.ClassDef) for each in node.body}
     for node in nodes:
         match node:

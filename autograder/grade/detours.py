@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from autograder.grade.annotations import names_in_annotations
 from autograder.grade.watched_names import ATTRIBUTES, BY_ANY_NAME, INTERPRETER, LOOKS_UP, UNPICKLES
 
 _UNKNOWN = "\0"  # in a text that is put together: what is only known when it runs
@@ -79,8 +80,11 @@ def handed_on(statement: ast.stmt) -> dict[str, int]:
     left: list[tuple[ast.AST, frozenset[str]]] = [
         (statement, frozenset())
     ]  # with the names that are own there
+    told = {*names_in_annotations([*ast.walk(statement)])}
     while left:
         node, own = left.pop()
+        if node in told:
+            continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in own:
             found[node.id] = node.lineno
         if isinstance(node, _SCOPES):

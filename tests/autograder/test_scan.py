@@ -92,6 +92,8 @@ HONEST = [
     "import copy\nclass A:\n    def __getstate__(self): return {}\ndef f(x): return copy.deepcopy(x)",
     "class A:\n    def __new__(cls, *x): return super().__new__(cls)",
     "import weakref\ndef f(x): return weakref.ref(x)(), weakref.WeakKeyDictionary(), weakref.proxy(x)",
+    "import weakref\ndef f(x: weakref.ref, y: list[weakref.ref] | None = None) -> dict[int, weakref.ref]:\n"
+    "    x.a: list['int', weakref.ref] = []\n    for y in x: z: A[weakref.ref] | None = None",
     "from torch.utils._pytree import PyTree, tree_flatten, tree_map_only, tree_unflatten",
     "import torch.utils._pytree as pytree\ndef f(g, x): return pytree.tree_map(g, x)",
     "import torch\n@torch.compile\ndef f(x): return torch.compile(f, backend='eager', fullgraph=True)(x)",

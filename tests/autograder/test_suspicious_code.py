@@ -283,6 +283,10 @@ SUSPICIOUS = [
     ("from weakref import proxy\ndef f(x): return proxy(x, f)", "when the answer has been written"),
     ("import weakref\nclass A(weakref.ref): pass", "a kind of weakref.ref"),
     ("import weakref\ndef f(x): return [*map(weakref.ref, x, x)]", "hands on weakref.ref"),
+    ("import weakref\ndef f(x: A[weakref.ref]): pass", "hands on weakref.ref"),
+    ("import weakref\ndef f(x: (A := weakref.ref)): pass", "hands on weakref.ref"),
+    ("import weakref\ndef f(x: weakref.ref | A): pass", "hands on weakref.ref"),
+    ("import weakref\ndef f():\n    class B:\n        x: weakref.ref", "hands on weakref.ref"),
     ("import weakref\ndef f(x): return weakref.ref.__call__(weakref.WeakMethod(x))", "weakref.WeakMethod"),
     (
         "import copy\nclass A:\n    def __new__(cls): return cls.target\ndef f(): return copy.copy(A())",
