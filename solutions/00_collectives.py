@@ -304,7 +304,7 @@ your_guess_kib = ...
 #   elements at all.
 # * **Bytes**: a message may have up to $n$ elements more than an $n$-th of the tensor. In all, a rank sends
 #   no more than twice the tensor, or than $2(n-1)$ parts of its size divided by $n$ and rounded up, whichever
-#   is more: of an empty tensor nothing.
+#   is more: of an empty tensor no bytes, in empty messages or without any.
 #
 # Mind the first step: if every rank calls `send` and only then `recv`, who receives?
 #

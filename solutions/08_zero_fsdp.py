@@ -1221,11 +1221,11 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 #   may be lost with it, but no other step: loading then gives the step before it, never an error.
 # * **A rank that cannot write** raises; the others may raise too, or wait until their group gives up.
 # * **On the disk**: what a rank wrote is there when `save_shards` returns on it; the parts, and the bytes of
-#   the file that says "whole", are there before a rename gives that file, or its folder, the name that says
-#   so: the checks cut the power at that moment. They keep names, so no folder needs an `on_disk`. `Path` does
-#   all that is needed, and its `rename` replaces a file; code that imports `os` costs nothing, but a person
-#   will look at it. So will one at `getattr(torch, name)`, and its points wait: to make a dtype of its name,
-#   look it up in a dict of your own, or let an empty tensor in a part tell.
+#   the file that says "whole", are there before a rename gives that file, or a folder of this rank's own, the
+#   name that says so: the checks cut the power at that moment. They keep names, so no folder needs an
+#   `on_disk`. `Path` does all that is needed, and its `rename` replaces a file; code that imports `os` costs
+#   nothing, but a person will look at it. So will one at `getattr(torch, name)`, and its points wait: to make
+#   a dtype of its name, look it up in a dict of your own, or let an empty tensor in a part tell.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of

@@ -861,9 +861,9 @@ draw_utilisation({"slow program 2": slow_timeline})
 #
 # The same losses and weights, whatever gradients the model comes with; the host waits for the device at most
 # once, when all is queued. Batches come as ordinary tensors on the host, of the shapes that the model takes
-# and gives, and can be gone through once; the last may have fewer rows. `device` need not be the first. A
-# copy that does not block takes what is in pinned memory when its turn comes, perhaps long after the host has
-# gone on: leave that memory as it is until the copy is done.
+# and gives, and can be gone through once; the last may have fewer rows, and there may be none. `device` need
+# not be the first. A copy that does not block takes what is in pinned memory when its turn comes, perhaps
+# long after the host has gone on: leave that memory as it is until the copy is done.
 #
 # <details><summary>Hint 1</summary>What makes the host wait: <code>.item()</code>, <code>float()</code>,
 # <code>print</code>, <code>.cpu()</code>, and copies to the device from memory that is not pinned, whatever
@@ -986,12 +986,12 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # %% [markdown]
 # ### Exercise: slow program 3
 #
-# Same weights, and no rank with more than 15% more tokens (to predict) than the mean, or than the longest
-# document where that has more. (The lengths you are graded on can be divided like that; five equal documents
-# on three ranks cannot.) There may be fewer documents than ranks. A document goes through the model whole and
-# by itself: in most models what comes of a token depends on all tokens before it. All ranks come to the same
-# shares without talking: every rank knows all documents, and no rank tells another what to do. (Random
-# numbers are not the same on all ranks.) The list of documents stays as it is.
+# Same weights, and no rank with more than 1.15 times as many tokens (to predict) as the mean, or as the
+# longest document where that has more than the mean. (The lengths you are graded on can be divided like that;
+# five equal documents on three ranks cannot.) There may be fewer documents than ranks. A document goes
+# through the model whole and by itself: in most models what comes of a token depends on all tokens before it.
+# All ranks come to the same shares without talking: every rank knows all documents, and no rank tells another
+# what to do. (Random numbers are not the same on all ranks.) The list of documents stays as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best).</details>

@@ -543,7 +543,8 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 # ### Exercise: balance
 #
 # Write both ways: `balance_loss` over the tokens of all ranks, a tensor without dimensions as every loss is,
-# and `nudge`, which moves the bias. A rank may have no tokens; all together have some.
+# and `nudge`, which moves the bias. A rank may have no tokens; all together have some. What is all-reduced
+# may go in one call or in several, and in any dtype that holds it.
 #
 # <details><summary>Hint</summary>
 #
@@ -933,8 +934,9 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 #
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
 # Layouts and dtypes may differ as before, and gradients may be views of one buffer; again no gradient is
-# rounded to another dtype. The norm is a tensor of the type in which you add up. Like the gradients, it stays
-# what it is when the next call comes, for another model.
+# rounded to another dtype. The norm is a tensor of the type in which you add up, and the factor may be
+# torch's: `max_norm / (norm + 1e-6)`, never above 1. Like the gradients, the norm stays what it is when the
+# next call comes, for another model.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>
