@@ -457,7 +457,8 @@ draw_timeline(job)
 # ### Exercise: ring attention
 #
 # Write both passes of `RingAttention`. In either, keys and values of other ranks, and the sums of their
-# gradients, are there for one step and on their way for the next: never those of all ranks together.
+# gradients, are there for one step and on their way for the next: never those of all ranks together. Several
+# tensors may go as one message; what is counted is bytes, and when they go is not looked at in this exercise.
 #
 # <details><summary>Hint</summary>
 #
