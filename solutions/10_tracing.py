@@ -1093,9 +1093,10 @@ draw_breakdown(plain_record)
 # Any plan of this course is fair: fewer calls, larger ones, later ones, behind backward, shards. At the end
 # every rank has all of the weights.
 #
-# * **Batches.** Take each when its step begins (an iterator hands it over then, and once). It has the
-#   micro-batches `[m, rows, s + 1]` for all ranks, and `rows` is a multiple of the number of ranks. The next
-#   batch may have more or fewer of both, and there may be none.
+# * **Batches.** Take each when its step begins, at the earliest when backward of the one before is over (an
+#   iterator hands it over then, and once). It has the micro-batches `[m, rows, s + 1]` for all ranks, and
+#   `rows` is a multiple of the number of ranks. The next batch may have more or fewer of both, and there may
+#   be none.
 # * **The model** may have been trained before, and may be trained again, as may another model: gradients that
 #   it comes with count for nothing, and hooks are removed in the end.
 # * **Calls.** Call `torch.distributed`'s own functions, no functional collectives, and wait for each call by

@@ -885,12 +885,12 @@ prediction("divide the two copies' sum by", your_divisor, 4, "computed")
 # ### Exercise: gradients of two kinds
 #
 # Write `reduce_gradients`: after it every gradient, of shared parameters and of experts, is that of the mean
-# of all ranks' losses. Each is all-reduced once, by itself or in one message with others of its dtype, among
-# the ranks that have the parameter: `everyone` for the shared ones, `replicas` for experts. A frozen
-# parameter gets its gradient like any other and stays frozen. Parameters may be stored in any layout, the
-# same on all ranks; gradients come in that layout and may leave in any. They may differ in dtype, as a router
-# in float32 does from weights in bfloat16: no gradient is rounded to the dtype of another. Each stays what it
-# is when the next call comes, for another model.
+# of all ranks' losses. Each is all-reduced once, by itself or in one message with others, among the ranks
+# that have the parameter: `everyone` for the shared ones, `replicas` for experts. A frozen parameter gets its
+# gradient like any other and stays frozen. Parameters may be stored in any layout, the same on all ranks;
+# gradients come in that layout and may leave in any. They may differ in dtype, as a router in float32 does
+# from weights in bfloat16: no gradient is rounded to the dtype of another. Each stays what it is when the
+# next call comes, for another model.
 
 
 # %% exercise="12.reduce-gradients" difficulty=3 minutes=12

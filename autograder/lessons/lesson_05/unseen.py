@@ -115,8 +115,8 @@ def _drawn_measurements(draw: Random, seed: int, sizes: Mapping[str, Any]) -> li
 
 def _chain_cases(seed: int) -> list[Case]:
     draw = Random(f"05/chain/{seed}")
-    layers = draw.randint(9, 17)
-    segments = next(k for k in (5, 4, 7) if layers % k)
+    # Where all but the last have the length's floor or ceiling, the last has two layers more or fewer.
+    layers, segments = draw.choice([(n, k) for k in (4, 5, 7) for n in range(9, 18) if 2 <= n % k <= k - 2])
     twice = {"handed": "tuple", "pairs": [0, 1, 2, 3], "again_at_the_end": [3, 0]}
     return [
         chain_case("unseen: uneven", "values", layers, segments, seed, rows=4, width=3, inner=8),

@@ -36,7 +36,7 @@ def _chain_cases(seed: int) -> list[Case]:
         chain_case("7 layers in 3", "values", 7, 3, seed),
         chain_case("5 in 5, one frozen, one an nn.Sequential", "values", 5, 5, seed, frozen=[2], pairs=[1]),
         chain_case("4 layers in 1", "values", 4, 1, seed),
-        chain_case("11 layers in 4", "values", 11, 4, seed),
+        chain_case("10 layers in 4", "values", 10, 4, seed),
         chain_case("5 large layers in 2", "values", 5, 2, seed, **LARGE_CHAIN),
         chain_case(
             "an nn.ModuleList, two of its layers once more at the end",

@@ -3,8 +3,7 @@ to that of one process."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from labkit.checks.shared.beside import STEPS, descend, holds_only, nbytes, on_e
 from labkit.checks.shared.holding import held_since, holding
 from labkit.checks.shared.leaving import numbers_given
 from labkit.checks.shared.split import loaded, under
+from labkit.model import Transformer
 
 WHAT = {  # of what is compared, beside the gradients of steps
     "trained": "value after training of",
@@ -49,20 +49,18 @@ def _groups(rank: Rank) -> list[dist.ProcessGroup]:
 
 def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
-    of each step, and `EVALUATION`. Facts held_bytes, of the rank's part when it was made, and changed: what
-    is no longer as it was in the whole model. Before, another model is made, of other groups; afterwards this
-    one is evaluated on one sequence, of another length, and on the shortest sequence: answer shortest. Then
-    loss.STEPS and grad.STEPS.NAME, of a loss that others follow before its backward.
+    of each step, and `EVALUATION`. Facts held_bytes, of the rank's part when it was made, of a whole model
+    that is there afterwards or is not, and changed: what is no longer as it was in the whole model. Before,
+    another model is made, of other groups; afterwards this one is evaluated on one sequence, of another
+    length, and on the shortest sequence: answer shortest. Then loss.STEPS and grad.STEPS.NAME, of a loss
+    that others follow before its backward.
     """
-    full = loaded(plain_model(rank.case).to(rank.device), under("full.", rank.inputs))
-    full.train(not rank.params["evaluated"])
-    given, (context, tensor, batch) = _held(full), _groups(rank)
-    gc.collect()  # a model of an earlier case may hold itself: its memory would count as there before
-    before_it = holding()
-    with numbers_given() as read:
-        model = rank.student.ContextParallelGPT(full, context, tensor, batch)
-    gc.collect()
-    rank.fact("held_bytes", held_since(before_it) + read.kept_bytes)
+    context, tensor, batch = _groups(rank)
+    by_itself = _bytes_held(rank, lambda: _whole(rank), context, tensor, batch)[1]
+    full = _whole(rank)
+    given = _held(full)
+    model, beside_it = _bytes_held(rank, lambda: full, context, tensor, batch)
+    rank.fact("held_bytes", max(by_itself, beside_it))
     other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
     with recorded_throughout(rank):
         _steps(rank, model)
@@ -71,6 +69,22 @@ def _train(rank: Rank) -> None:
     del other_model
     other |= {n for n in given.keys() | held.keys() if given.get(n, given) is not held.get(n, held)}
     rank.fact("changed", sorted(other))
+
+
+def _whole(rank: Rank) -> Transformer:
+    """The whole model as a rank is handed it."""
+    full = plain_model(rank.case).to(rank.device)
+    loaded(full, under("full.", rank.inputs))
+    full.train(not rank.params["evaluated"])
+    return full
+
+
+def _bytes_held(rank: Rank, whole: Callable[[], Transformer], *groups: dist.ProcessGroup) -> tuple[Any, int]:
+    """A part of a whole model, and the bytes that are there because of it."""
+    before = holding()  # collects first: a model of an earlier case may hold itself
+    with numbers_given() as read:
+        model = rank.student.ContextParallelGPT(whole(), *groups)
+    return model, held_since(before) + read.kept_bytes
 
 
 def _steps(rank: Rank, model: Any) -> None:
