@@ -180,7 +180,7 @@ your_stage_1, your_stage_3 = ..., ...
 #   micro-batch).
 # * Stage 1: gradients add up on each rank; one reduce-scatter and one all-gather a step.
 # * Stage 2: there is no whole gradient to add to, so each micro-batch scatters, unit by unit. Weights are
-#   gathered once.
+#   gathered once a step, unit by unit as well.
 # * Stage 3: each micro-batch gathers the weights in forward, scatters the gradients, and, with `regather`,
 #   gathers all weights a second time for backward, the last unit's too. Without it they stay from forward to
 #   backward.
@@ -249,7 +249,7 @@ labkit.check("08.step-traffic", step_traffic)
 # start, stop)` says that the rank owns elements `start` to `stop` (excluded) of that parameter, flattened.
 # Pieces come in the order of the flat tensor, none is empty. All of these are `int`s, since tensors are
 # sliced with them. The padding is at the end of the flat tensor and belongs to no piece. There may be fewer
-# elements than ranks, and parameters without elements. `numels`, a list or a tuple, stays as it is.
+# elements than ranks, and parameters without elements, even all. `numels`, a list or a tuple, stays as it is.
 
 
 # %% exercise="08.flat-layout" difficulty=2 minutes=12

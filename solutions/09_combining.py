@@ -431,9 +431,10 @@ def stage_to_full(stage: "Stage", parts: Parts) -> dict[str, Tensor]:
 #
 # `is_cut(name)` tells whether tensor parallelism cuts the parameter of that name (as `named_parameters` of a
 # stage gives it); otherwise all tensor-parallel ranks have it whole, with equal gradients. For that to work,
-# keep the names below; `blocks`, which `stage_to_full` reads too, is an `nn.ModuleDict` with the layers'
-# numbers in the whole model as keys, as strings. Where gradients are clipped, 1e-6 may be added to their
-# norm, as in torch; a `max_norm` of 0 leaves nothing of them.
+# keep the names below; `positions` and `head_weight` are parameters, not modules, and `blocks`, which
+# `stage_to_full` reads too, is an `nn.ModuleDict` with the layers' numbers in the whole model as keys, as
+# strings. Where gradients are clipped, 1e-6 may be added to their norm, as in torch; a `max_norm` of 0 leaves
+# nothing of them. Seeds that are handed over are 0 or more.
 #
 # <details><summary>Hint 1: the tied pairs</summary>As many pairs as there are ranks in a stage: for each
 # <code>dp</code> and <code>tp</code> coordinate the first and the last stage. Every rank creates
@@ -860,12 +861,12 @@ draw_over_nodes({"data parallelism only": TOKENS}, NODES[:6], "tokens/s/GPU")
 # * **compute** $= m \lceil L/p \rceil C$, **tensor** $= m \lceil L/p \rceil T$, and the **bubble** $= (p -
 #   1)\lceil L/p \rceil (C + T)$ (lesson 04).
 # * **data**, what is left in sight of the replicas' traffic. A ring's half, a reduce-scatter or an
-#   all-gather, moves $H = \frac{d-1}{d} \cdot \frac{2N}{p\,t}$ bytes over `bandwidth(d, t)`: replicas
-#   stand $t$ ranks apart. The last micro-batch's backward, $\frac23 \lceil L/p \rceil (C + T)$ seconds with
-#   recomputation as without, hides what can go on beside it. With stage 0 these are both halves of the
-#   all-reduce together: $\max(0, 2H' - \text{hidden})$ is left, where $H'$ is $H$ in seconds. With stage 1
-#   it is the scatter of gradients alone, as the new weights are gathered after it:
-#   $\max(0, H' - \text{hidden}) + H'$.
+#   all-gather, moves $H = \frac{d-1}{d} \cdot \frac{2N}{p\,t}$ bytes over `bandwidth(d, t)`: replicas stand
+#   $t$ ranks apart. The last micro-batch's backward, $\frac23 \lceil L/p \rceil (C + T)$ seconds by this
+#   formula with recomputation as without, hides what can go on beside it. With stage 0 these are both halves
+#   of the all-reduce together: $\max(0, 2H' - \text{hidden})$ is left, where $H'$ is $H$ in seconds. With
+#   stage 1 it is the scatter of gradients alone, as the new weights are gathered after it: $\max(0, H' -
+#   \text{hidden}) + H'$.
 #
 # $N$ is the whole model's count of parameters, divided evenly.
 

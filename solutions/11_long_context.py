@@ -157,8 +157,8 @@ draw_pairs([0, 0, 0, 0])
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
 # FlashAttention does inside one GPU. Scores and probabilities of a pair, in any form, are gone when those of
 # the next have been used: there are never those of three pairs. Partial outputs of one row of blocks may
-# stay. A last block may be shorter; no pair of the future is computed for it either. What is given is not
-# changed.
+# stay. A last block may be shorter; no pair of the future is computed for it either. No tensor is larger than
+# the scores of a pair or the output, whichever has more numbers. What is given is not changed.
 #
 # <details><summary>Hint</summary>
 #
@@ -214,7 +214,7 @@ labkit.check("11.blockwise-attention", blockwise_attention)
 # ### Exercise: the gradients of one block
 #
 # Write `block_backward`: what one block of queries and one of keys add to $\mathrm dQ$, $\mathrm dK$ and
-# $\mathrm dV$.
+# $\mathrm dV$. Scores may be several hundreds, as before.
 #
 # <details><summary>Hint</summary>
 #
@@ -704,6 +704,7 @@ your_ranks = ...
 #
 # Write `context_bytes` for both ways, forward and backward. (In backward Ulysses sends the gradients of the
 # four, and nothing again.) It is enough that $n$ divides $s$: $2n$ has to for the cut of `own_tokens` alone.
+# One rank by itself sends nothing, either way.
 
 
 # %% exercise="11.context-bytes" difficulty=2 minutes=5

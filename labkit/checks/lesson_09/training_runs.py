@@ -14,6 +14,7 @@ from torch import Tensor
 
 from labkit.checks.case import JSON, Case
 from labkit.checks.lesson_09.handed_parts import counted_parts, watched_parts
+from labkit.checks.lesson_09.imports import import_what_optimizers_need
 from labkit.checks.lesson_09.masks import DROPPED, OF_ANOTHER_SEED, Entered, answer_dropped, noting_block
 from labkit.checks.lesson_09.training_job import (
     REPEATS,
@@ -58,6 +59,7 @@ def train(rank: Rank, noted: Entered | None = None, **more: Any) -> Any:
     """As `_steps` and `_answer`; returns the trainer. Facts, of a trainer whose model nobody else keeps:
     held_bytes, and what `_note_kept` notes. noted: what parts that stand in for others keep.
     """
+    import_what_optimizers_need()
     before = holding()
     with numbers_given() as given:
         trainer = _trainer(rank, _whole(rank), rank.case.seed, **more)
@@ -103,6 +105,7 @@ def train_beside(rank: Rank) -> None:
     handed over; used, how often each of those parts was called; under_way, how many micro-batches each
     schedule that was run keeps at most.
     """
+    import_what_optimizers_need()
     before = holding()
     full, used, under_way, rows = _whole(rank), Counter[str](), list[int](), _rows(rank)
     as_it_was = _seen_of(full)

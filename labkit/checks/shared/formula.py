@@ -71,7 +71,7 @@ def _asks(name: str) -> Callable[[Rank], None]:
             rank.fact(f"{kind} changed", [_as_handed(0, row) for row in handed] != rows)
         for index, row in enumerate(rank.params.get("refused", [])):
             with rank.expect_error(f"refusal {index}"):
-                function(**row)
+                function(**_as_handed(index, row))
 
     return on_rank
 
