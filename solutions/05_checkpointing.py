@@ -188,10 +188,9 @@ for asks in (True, False):
 # %% [markdown]
 # ### Exercise: checkpoint
 #
-# Write `checkpoint(function, *args)`. The result and
-# all gradients are those of `function(*args)`, the function runs once in forward and once in backward, and
-# in between only the inputs are alive. `torch.utils.checkpoint` is what you are building, so it may not be
-# called.
+# Write `checkpoint(function, *args)`. The result and all gradients are those of `function(*args)`, the
+# function runs once in forward and once in backward, and in between only the inputs are alive.
+# `torch.utils.checkpoint` is what you are building, so it may not be called.
 #
 # * **Arguments and results.** The arguments can be tensors or anything else, the function can return one
 #   tensor or several, an argument itself among them, and not every result need be used. One that has no graph
@@ -204,6 +203,8 @@ for asks in (True, False):
 #   the results, 16 KiB are free for states and the like, and as much when backward is over and the gradients
 #   are gone, or when the results are dropped and no backward comes. That holds for functions and arguments of
 #   every kind: a module or not, a leaf or what another layer gave, of any dtype.
+# * **Buffers.** Where `function` is a module, its buffers change in the first run alone. (A method's or a
+#   closure's are not asked about.)
 # * **Numbers** are compared with those of plain autograd, most of them in float64.
 #
 # If somebody overwrites an argument between forward and backward, the second run is another one: plain
@@ -239,7 +240,8 @@ for asks in (True, False):
 # `torch.is_autocast_enabled("cpu")` and `torch.get_autocast_dtype("cpu")` say what to enter again with
 # `torch.autocast(device_type, dtype=..., enabled=...)`. A module's buffers can be copied before the second
 # run and copied back when backward is through (`buffer.data.copy_`: backward still reads them):
-# `isinstance(function, nn.Module)`. That is enough: a check stops at a method's `__self__`.
+# `isinstance(function, nn.Module)`. That is enough; points of code that reaches for a method's `__self__`
+# wait until a person has looked at it.
 # </details>
 
 
