@@ -28,6 +28,7 @@ from labkit.checks.lesson_02.plain_model import (
 )
 from labkit.checks.lesson_02.small_layers import (
     IDS,
+    NARROW,
     SMALL,
     Specs,
     build_layers,
@@ -159,7 +160,7 @@ def _run(on_rank: Any) -> Run:
 
 
 RUNS = {
-    **dict.fromkeys(("values", "buffers", "tied", "ids", "places"), _run(use_layerwise_model)),
+    **dict.fromkeys(("values", "buffers", "tied", "ids", "types", "places"), _run(use_layerwise_model)),
     "made": _run(make_layerwise_model),
     "optimizer-before": _run(train_with_an_earlier_optimizer),
     "refusal": _run(ask_for_too_few_devices),
@@ -249,6 +250,7 @@ def _layerwise_cases(seed: int) -> list[Case]:
             thawed=[2],
         ),
         layerwise_case("1 device", "values", SMALL[:2], [0, 0], [4], seed),
+        layerwise_case("weights of two types", "types", NARROW, [0, 1, 0, 1], [3], seed),
         layerwise_case("the host among them", "places", SMALL, [0, -1, -1, 1, 1], [3], seed, by_name=True),
         layerwise_case(
             "x on a device", "values", SMALL, [0, 0, 1, 1, 1], [3], seed, x_on="cuda:1", dtype="bfloat16"
@@ -294,7 +296,7 @@ EXERCISE = Exercise(
             "The output is that of the same layers on one device, after eval() and under no_grad too; x stays"
             " as it is.",
             "a layer left out or run twice, or activations that were changed on the way",
-            {"values": equals("output", *INFERENCE), "ids": equals("output", *INFERENCE)},
+            dict.fromkeys(("values", "ids", "types"), equals("output", *INFERENCE)),
         ),
         Property(
             "gradients",
@@ -323,7 +325,7 @@ EXERCISE = Exercise(
             " gradients alone.",
             "all layers on the first device, a second copy kept on another, or activations kept",
             {"values": PLACED},
-            {"ids": PLACED, "places": PLACED, "buffers": PLACED},
+            dict.fromkeys(("ids", "types", "places", "buffers"), PLACED),
         ),
         Property(
             "boundary-crossings",
@@ -332,7 +334,7 @@ EXERCISE = Exercise(
             "Activations cross once where the device changes, and nowhere else; gradients the same way back.",
             "going through the CPU, or back to the first device after every layer",
             {"values": CROSSES},
-            {"ids": CROSSES, "places": CROSSES, "buffers": CROSSES},
+            dict.fromkeys(("ids", "types", "places", "buffers"), CROSSES),
         ),
         Property(
             "any-device",

@@ -7,6 +7,7 @@ from typing import Any
 from labkit.checks.case import Case
 from labkit.checks.lesson_02.small_layers import (
     IDS,
+    NARROW,
     SMALL,
     Specs,
 )
@@ -77,6 +78,7 @@ def offload_cases(seed: int) -> list[Case]:
         offload_case("x on the device", "values", SMALL, 1, [3], seed, x_on="cuda:0", dtype="bfloat16"),
         offload_case("x on another device", "values", SMALL, 2, [3], seed, x_on="cuda:0", gpu=1),
         offload_case("2 of 6 wide ones resident", "values", wide, 2, [1], seed),
+        offload_case("weights of two types", "types", NARROW, 1, [3], seed),
         offload_case("after a pass that failed", "failed", SMALL, 1, [3], seed, fails=2),
         offload_case("whole numbers", "ids", IDS, 0, [2, 3], seed),
         offload_case("memory, 2 of 6 resident", "watched", wide, 2, [1], seed),

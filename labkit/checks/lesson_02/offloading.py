@@ -203,7 +203,7 @@ def _run(on_rank: Callable[[Rank], None]) -> Run:
 
 
 RUNS = {
-    **dict.fromkeys(("values", "ids", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
+    **dict.fromkeys(("values", "ids", "types", "buffers", "dropout", "extreme"), _run(use_offloaded_model)),
     "two-batches": Run(use_two_batches, draw_layer_inputs, evidence=BesideTwoBatches),
     "two-models": Run(use_two_models, draw_layer_inputs, evidence=BesideTwoModels),
     "failed": _run(use_after_a_failure),
@@ -244,10 +244,7 @@ EXERCISE = Exercise(
             "The output is that of the plain model, on the device, after eval() and under no_grad too; x"
             " stays as it is.",
             "an offloaded layer was left out, or run with the wrong layer's weights",
-            {
-                "values": every(equals("output", *INFERENCE), on_the_device),
-                "ids": every(equals("output", *INFERENCE), on_the_device),
-            },
+            {kind: every(equals("output", *INFERENCE), on_the_device) for kind in ("values", "ids", "types")},
         ),
         Property(
             "gradients",

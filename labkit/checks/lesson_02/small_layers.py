@@ -16,6 +16,7 @@ Specs = list[list[Any]]
 
 SMALL: Specs = [["dense", 5, 7], ["dense", 7, 4], ["hooked", 4, 6], ["dense", 6, 6], ["dense", 6, 3]]
 IDS: Specs = [["lookup", 7, 5], ["dense", 5, 4], ["dense", 4, 3]]
+NARROW: Specs = [["dense", 5, 7], ["narrow", 7, 4], ["narrow", 4, 6], ["dense", 6, 3]]
 STEPS = 2
 
 
@@ -87,6 +88,16 @@ class Ordered(Dense):
         return super().forward(x).index_select(-1, self.order)
 
 
+class Narrow(Dense):
+    """Dense, whose weights are kept in single precision and work in the type of what comes in."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(inputs, outputs, torch.float32)
+
+    def weighted(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
 class Dropping(Dense):
     """Dense, with dropout that it calls as a function: no module in it tells that it draws."""
 
@@ -149,6 +160,7 @@ DENSE: dict[str, type[Dense]] = {
     "columns": Columns,
     "scaled": Scaled,
     "ordered": Ordered,
+    "narrow": Narrow,
     "dropping": Dropping,
 }
 
