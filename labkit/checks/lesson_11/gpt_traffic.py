@@ -17,6 +17,7 @@ from labkit.checks.shared.sums import SHARES, summed_bytes
 from labkit.checks.shared.twins import each_once
 
 EVALUATION = "without gradients"  # what is recorded of calls without a graph
+MAKING = "making"  # what is recorded while a part is made of a whole model
 
 
 def evaluated_tokens(own: int) -> tuple[int, int, int]:
@@ -95,6 +96,16 @@ def _no_more_in_evaluation(evidence: OneProcess) -> Iterator[Finding]:
             yield Finding(sum(n for _, n in rest) <= MOST_BYTES, told, calls_text(rest), answer.rank)
 
 
+def _nothing_where_it_is_made(evidence: OneProcess) -> Iterator[Finding]:
+    """Each rank is handed the weights that it needs: none has to hear of another's."""
+    for answer in evidence.answers:
+        tensor = spot_of(evidence.case, answer.rank).tensor
+        calls = [c for c in each_once(answer.collectives[MAKING]) if not _within(c, tensor)]
+        seen = calls_text([(c["op"], c["num_bytes"]) for c in calls])
+        told = f"where a part is made: at most {MOST_BYTES} bytes of single numbers"
+        yield Finding(sum(c["num_bytes"] for c in calls) <= MOST_BYTES, told, seen, answer.rank)
+
+
 def _summed_once(calls: Sequence[Mapping[str, Any]], state: State) -> bool:
     """Whether no more is moved than by one sum over ranks of what a state holds. Each tensor that the ranks
     do not divide may be filled up.
@@ -146,6 +157,7 @@ def traffic(gradients: Judge) -> Judge:
         _keys_alone("forward"),
         _keys_alone("backward", "sums"),
         _no_more_in_evaluation,
+        _nothing_where_it_is_made,
         _summed_at_all(gradients),
         single_numbers_between(MOST_BYTES),
     )

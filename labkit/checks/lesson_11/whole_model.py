@@ -21,7 +21,7 @@ from labkit.checks.lesson_11.divided_gpt import (
     plain_model,
     spot_of,
 )
-from labkit.checks.lesson_11.gpt_traffic import EVALUATION, evaluated_tokens, traffic
+from labkit.checks.lesson_11.gpt_traffic import EVALUATION, MAKING, evaluated_tokens, traffic
 from labkit.checks.lesson_11.one_process import OneProcess
 from labkit.checks.lesson_11.ring import TORCHS_OWN
 from labkit.checks.rank import Rank
@@ -49,17 +49,18 @@ def _groups(rank: Rank) -> list[dist.ProcessGroup]:
 
 def _train(rank: Rank) -> None:
     """Answers loss.STEP, grad.STEP.NAME, trained.NAME; recordings forward, backward and sums (of gradients)
-    of each step, and `EVALUATION`. Facts held_bytes, of the rank's part when it was made, of a whole model
-    that is there afterwards or is not, and changed: what is no longer as it was in the whole model. Before,
-    another model is made, of other groups; afterwards this one is evaluated on one sequence, of another
-    length, and on the shortest sequence: answer shortest. Then loss.STEPS and grad.STEPS.NAME, of a loss
-    that others follow before its backward.
+    of each step, `EVALUATION` and `MAKING`. Facts held_bytes, of the rank's part when it was made, of a whole
+    model that is there afterwards or is not, and changed: what is no longer as it was in the whole model.
+    Before, another model is made, of other groups; afterwards this one is evaluated on one sequence, of
+    another length, and on the shortest sequence: answer shortest. Then loss.STEPS and grad.STEPS.NAME, of a
+    loss that others follow before its backward.
     """
     context, tensor, batch = _groups(rank)
     by_itself = _bytes_held(rank, lambda: _whole(rank), context, tensor, batch)[1]
     full = _whole(rank)
     given = _held(full)
-    model, beside_it = _bytes_held(rank, lambda: full, context, tensor, batch)
+    with rank.recording(MAKING):
+        model, beside_it = _bytes_held(rank, lambda: full, context, tensor, batch)
     rank.fact("held_bytes", max(by_itself, beside_it))
     other_model = rank.student.ContextParallelGPT(full, tensor, tensor, tensor)
     with recorded_throughout(rank):
