@@ -66,6 +66,16 @@ class Several(nn.Module):
         return first, self.mix(y) * scale, x.detach() * scale, ids + 1
 
 
+class WithNumber(Several):
+    """The same, and a result without dimensions that nobody uses: where nobody says otherwise, backward from
+    such a one begins at 1.
+    """
+
+    def forward(self, *args: Any) -> tuple[Tensor, ...]:
+        results = super().forward(*args)
+        return *results, results[0].square().mean()
+
+
 class _One(nn.Sequential):
     """A tuple of one result."""
 
