@@ -240,8 +240,8 @@ for asks in (True, False):
 # `torch.is_autocast_enabled("cpu")` and `torch.get_autocast_dtype("cpu")` say what to enter again with
 # `torch.autocast(device_type, dtype=..., enabled=...)`. A module's buffers can be copied before the second
 # run and copied back when backward is through (`buffer.data.copy_`: backward still reads them):
-# `isinstance(function, nn.Module)`. That is enough. (`getattr(function, "__self__")` raises an error here, as
-# no exercise needs it, with a default too.)
+# `isinstance(function, nn.Module)`. That is enough. (`getattr(function, "__self__", None)` is `None` where
+# your answer is checked, whatever the function is.)
 # </details>
 
 

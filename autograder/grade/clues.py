@@ -47,6 +47,7 @@ from autograder.grade.watched_names import (
     USUAL,
 )
 from autograder.grade.who_calls import asks_who_calls
+from labkit.checks.source.lookups import ASKED_OF_FUNCTIONS
 from labkit.checks.source.syntax import parse
 
 
@@ -175,11 +176,17 @@ def _clues(statement: ast.stmt) -> Iterator[Clue]:
 
 
 def _only_asked(node: ast.AST) -> Iterator[ast.expr]:
-    """The names of a call that answers a number and leads nowhere, though what it is read from would."""
+    """The names of a call that leads nowhere, though what it is read from, or what it names, would."""
     match node:
         case ast.Call(func=ast.Attribute(value=home) as function, args=[], keywords=[]):
             if chain_of(function) in ONLY_ASKED:
                 yield from (function, home)
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(text)) as name, _]):
+            if text in ASKED_OF_FUNCTIONS and not node.keywords:
+                yield name  # what it gives is the default, wherever the submission runs
+        case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(text)) as name]):
+            if text in ASKED_OF_FUNCTIONS:
+                yield name
 
 
 def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:

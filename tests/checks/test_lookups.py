@@ -20,7 +20,8 @@ def answer(source: str) -> object:
     "look_up",
     [
         'getattr(f, pad + "globals" + pad)',
-        'getattr(f, pad + "closure" + pad, None)',
+        'getattr(f, pad + "closure" + pad)',
+        'getattr(f, pad + "globals" + pad, None)',
         'functools.reduce(getattr, [pad + "self" + pad], [].append)',
         'setattr(f, pad + "code" + pad, None)',
         'getattr(f, Name(pad + "globals" + pad))',
@@ -30,6 +31,11 @@ def test_what_leads_out_of_an_answer_is_not_looked_up(look_up: str) -> None:
     lying = "class Name(str):\n    __hash__ = lambda self: 0\n    __eq__ = lambda self, other: False\n"
     with pytest.raises(AttributeError, match=r"no exercise needs __\w+__"):
         answer(f"import functools\n{MADE}{lying}def f(): return {look_up}")
+
+
+def test_what_functions_are_asked_for_is_its_default() -> None:
+    names = ("__self__", "__func__", "__wrapped__", "__closure__", "__code__")
+    assert answer(f"def f(): return [getattr([].append, name, 7) for name in {names}]") == [7] * len(names)
 
 
 def test_everything_else_is_looked_up_as_ever() -> None:

@@ -2,7 +2,8 @@
 
 They are Python's own, but for attributes that lead out of an answer to the interpreter and to all that is
 loaded: these are read in no exercise, and what is not there cannot be had by a name that is made when the
-code runs. Where such a name is written out, grading flags it (`autograder.grade.scan`).
+code runs. Where such a name is written out, grading flags it (`autograder.grade.scan`). What functions are
+often asked for with a default, `getattr(function, "__self__", None)`, gives that default and is no flag.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ LEADS_OUT = frozenset(
     }
 )
 
+# What code that is handed a function asks it for, with a default: whose method it is, what it wraps.
+ASKED_OF_FUNCTIONS = frozenset({"__self__", "__func__", "__wrapped__", "__closure__", "__code__"})
+
 
 def lookups() -> dict[str, Callable[..., Any]]:
     """The three by their names, to put into a module before its code is executed."""
@@ -32,8 +36,11 @@ def lookups() -> dict[str, Callable[..., Any]]:
 def _without(own: Callable[..., Any]) -> Callable[..., Any]:
     def look_up(thing: object, name: str, *more: object) -> Any:
         # What it is, not what a class of the student's own says that it is equal to.
-        if isinstance(name, str) and str.__str__(name) in LEADS_OUT:
-            raise AttributeError(f"no exercise needs {str.__str__(name)}: it is not looked up here")
+        named = str.__str__(name) if isinstance(name, str) else ""
+        if named in ASKED_OF_FUNCTIONS and own is builtins.getattr and len(more) == 1:
+            return more[0]
+        if named in LEADS_OUT:
+            raise AttributeError(f"no exercise needs {named}: it is not looked up here")
         return own(thing, name, *more)
 
     look_up.__name__ = look_up.__qualname__ = own.__name__
