@@ -26,7 +26,8 @@ class _Surroundings:
 
     @contextmanager
     def again(self):
-        buffers = list(self.function.buffers()) if isinstance(self.function, nn.Module) else []
+        owner = getattr(self.function, "__self__", self.function)  # a method's module, or what it is itself
+        buffers = list(owner.buffers()) if isinstance(owner, nn.Module) else []
         before = [b.detach().clone() for b in buffers]
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=self.devices))
