@@ -120,13 +120,13 @@ draw_timeline(job_of_torch, start_at="forward")
 # %% [markdown]
 # ### Exercise: shard_indices
 #
-# Every epoch, all samples are shuffled and dealt out.
-# All ranks must agree on the order **without talking**, so it comes from a generator that is seeded alike
-# everywhere. Every rank must get the same number of samples, or one rank starts a step, and an all-reduce,
-# that the others never join. So if the number of ranks $d$ does not divide the number of samples, fill up
-# by starting over from the front of the shuffled order; without any samples every share is empty. Who gets
-# which share of it is free, but a rank's share has other samples in another epoch. All seeds are alike in
-# this, 0 too.
+# Every epoch, all samples are shuffled and dealt out. All ranks must agree on the order **without talking**,
+# so it comes from a generator of its own, torch's or Python's, that is seeded alike everywhere. Every rank
+# must get the same number of samples, or one rank starts a step, and an all-reduce, that the others never
+# join. So if the number of ranks $d$ does not divide the number of samples, fill up by starting over from the
+# front of the shuffled order; without any samples every share is empty. Who gets which share of it is free,
+# but every epoch has an order of its own, and a rank's share is another set of samples then, as far as there
+# are others. All seeds are alike in this, 0 too.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>
@@ -205,7 +205,8 @@ prediction("distance of rank 0 and rank 3, after / before", your_ratio, round(ap
 # Make every rank's module equal to that of the group's
 # first rank: parameters **and buffers** (batch normalisation keeps its averages there); a module may have no
 # parameters at all. Write into the tensors that are there: an optimizer may already hold them. A parameter
-# that appears under two names is sent once.
+# that appears under two names is sent once. Whether each tensor travels alone or several as one flat one is
+# free.
 #
 # A tensor is numbers and an order in which they lie in memory. A rank may hold a weight transposed (or in
 # `channels_last`), while the others hold it row by row: equal shapes, another order. gloo sends memory from
