@@ -45,6 +45,7 @@ def _column_cases(seed: int) -> list[Case]:
         layer_case("other blocks changed", "own-shard", 2, [3], (5, 6), seed),
         layer_case("other blocks changed, gathered", "gather-own-shard", 2, [3], (5, 6), seed),
         layer_case("7 outputs", "uneven", 2, [3], (4, 7), seed, uneven=7),
+        layer_case("6 outputs on four ranks", "uneven", 4, [3], (4, 6), seed, uneven=6),
         layer_case("3 features to 8", "values", 4, [2, 3], (3, 8), seed),
         layer_case("gathered output in order", "gather", 4, [2, 3], (3, 8), seed),
         layer_case("a vector, a bias of zeros", "values", 2, [], (5, 6), seed, zero_bias=True),

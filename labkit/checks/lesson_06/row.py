@@ -42,6 +42,7 @@ def _row_cases(seed: int) -> list[Case]:
         layer_case("with a bias", "bias", 2, [3], (6, 5), seed),
         layer_case("other blocks changed", "own-shard", 2, [3], (6, 5), seed, bias=False),
         layer_case("7 inputs", "uneven", 2, [3], (7, 4), seed, uneven=7),
+        layer_case("6 inputs on four ranks", "uneven", 4, [3], (6, 4), seed, uneven=6),
         layer_case("8 features to 3", "values", 4, [2, 3], (8, 3), seed, bias=False),
         layer_case("a vector", "values", 2, [], (6, 5), seed, bias=False),
         layer_case("views", "layout", 2, [2, 3], (6, 5), seed),

@@ -108,10 +108,13 @@ def _grown(rank: Rank, split: Split, part: nn.Module) -> int:
 
 
 def _go_through(rank: Rank, split: Split, part: nn.Module, rows: int | None = None) -> None:
-    """Forward and backward, and a call without gradients. No gradient is there afterwards."""
+    """Forward and backward, a call without gradients, and one whose result is dropped: whoever kept that
+    would keep all that its backward needs. No gradient is there afterwards.
+    """
     _backward(rank, split.use(part, _arguments(rank, split, True, rows)))
     with torch.no_grad():
         split.use(part, _arguments(rank, split, False, rows))
+    split.use(part, _arguments(rank, split, True, rows))
     part.zero_grad()
 
 

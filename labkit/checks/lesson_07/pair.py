@@ -39,6 +39,7 @@ def _cases(seed: int) -> list[Case]:
         pair_case("5 tokens", "uneven", 2, seed, [2, 3, 5]),
         pair_case("four ranks", "values", 4, seed, [3, 2, 4]),
         pair_case("10 tokens on four ranks", "uneven", 4, seed, [2, 3, 5], missing=2),
+        pair_case("6 tokens on four ranks", "uneven", 4, seed, [2, 2, 5], missing=2),  # chunk: 3 equal ones
         pair_case("two groups of two", "subgroup", 4, seed, [2, 3, 5], groups=PAIRS),
         pair_case("zeros on one rank", "values", 2, seed, [2, 3], zeros_on=1),
         pair_case("kept for backward", "kept", 2, seed, [1]),
