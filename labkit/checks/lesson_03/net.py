@@ -7,6 +7,7 @@ micro-batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,9 +157,9 @@ def state_of(net: nn.Module) -> State:
 
 
 def lie_differently(rank: Rank, net: nn.Module) -> None:
-    """On the ranks of the case's `views_on`: matrices lie transposed in memory, tensors of more dimensions
-    from the last one to the first, vectors with gaps, and all of a dtype behind one another in one piece.
-    Shapes and numbers are as before.
+    """On the ranks of the case's `views_on`: matrices lie transposed in memory, a convolution's filters in
+    `channels_last` (of one pixel, from the last dimension to the first), vectors with gaps, and all of a
+    dtype behind one another in one piece. Shapes and numbers are as before.
     """
     if rank.rank in rank.params.get("views_on", ()):
         tensors = [*net.parameters(), *net.buffers()]
@@ -173,6 +174,9 @@ def _view_in(memory: Tensor, shape: torch.Size) -> Tensor:
     """A view that is not contiguous, in memory of twice its size."""
     if len(shape) < 2:
         return memory.view(*shape, 2)[..., 0]
+    if len(shape) == 4 and math.prod(shape[2:]) > 1:
+        n, channels, height, width = shape
+        return memory.view(2, n, height, width, channels)[0].permute(0, 3, 1, 2)
     return memory.view(2, *reversed(shape))[0].permute(*reversed(range(len(shape))))
 
 

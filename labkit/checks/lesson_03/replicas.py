@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
@@ -106,11 +106,13 @@ def _broadcast_buffers(rank: Rank) -> None:
 
 
 def _with_more(net: Net) -> Net:
-    """The net with a parameter and a buffer under two names each, and with buffers of its layers: one of
-    numbers, one that is None.
+    """The net with a parameter and a buffer under two names each, with buffers of its layers, one of numbers
+    and one that is None, and with filters of several pixels.
     """
     net.first.register_buffer("shift", net.get_buffer("scale").flip(0).clone())
     net.last.register_buffer("unused", None)
+    filters = torch.arange(16.0, dtype=torch.float64).view(2, 2, 2, 2) + net.get_buffer("scale")[0]
+    net.last.register_parameter("filters", nn.Parameter(filters))
     net.aside.register_buffer("seen", net.get_buffer("seen"))
     return tied(net)
 
