@@ -20,7 +20,7 @@ from labkit.checks.lesson_08.disk import exchange_files, files_of_all, own_disk,
 from labkit.checks.lesson_08.formulas import HIDES
 from labkit.checks.lesson_08.killed import count_operations, stop_in
 from labkit.checks.lesson_08.net import FORBIDDEN
-from labkit.checks.lesson_08.power import lose_power_in
+from labkit.checks.lesson_08.power import lose_power, note_what_is_on_disk
 from labkit.checks.lesson_08.resumed import goes_on, hand_rows, train_inputs, train_save_resume
 from labkit.checks.lesson_08.saved import (
     Save,
@@ -122,11 +122,14 @@ def _lose_power(rank: Rank) -> None:
     """
     *before, newest = saves(rank.case)
     with own_disk() as folder:
+        others = False
         for save in before:
             with rank.recording(f"save {save.turn}"):
-                _save(rank, folder, save, rank.group)
+                noted = note_what_is_on_disk(folder, partial(_save, rank, folder, save, rank.group))
+            others = not noted.named
         with rank.recording(f"save {newest.turn}"):
-            lose_power_in(folder, partial(_save, rank, folder, newest, rank.group))
+            noted = note_what_is_on_disk(folder, partial(_save, rank, folder, newest, rank.group), others)
+        lose_power(noted, rank.group)
         tell_files(rank, folder.parent)
         exchange_files(folder, rank.group)
         _load(rank, folder, rank.group, f"loaded.{rank.world_size}")

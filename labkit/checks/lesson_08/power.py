@@ -6,10 +6,13 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch.distributed as dist
 
 from labkit.checks.lesson_08.disk import header_of_safetensors
 from labkit.checks.lesson_08.killed import sizes
@@ -18,40 +21,40 @@ MOST_FILES = 1024  # that a rank may have open
 OF_ONE_FILE = (os.fsync, os.fdatasync)
 BEFORE = 10**9  # nanoseconds since 1970: when no file is written, and what marks those that were there
 RENAMES = (os.rename, os.replace)
+SLOW = 0.5  # seconds in which a disk has the bytes, on ranks for which the one that says "whole" must wait
 
 
 class OnDisk:
-    """A profile function that notes how much of each file below a folder the disk was told to keep: what was
-    written when `os.fsync` was called while the file was open.
+    """A profile function that notes how much of each file below a folder the disk was told to keep, and
+    when: what was written when `os.fsync` was called while the file was open, which takes `seconds`.
 
-    kept: inode -> bytes, at the end, or when the last file or folder got its name by which a checkpoint may
-    be known to be whole: a part is none.
+    named: when the last file or folder got its name by which a checkpoint may be known to be whole, on the
+    clock that all ranks share; 0 where none did. A part is none.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, seconds: float = 0.0):
         self.folder = folder
-        self.kept: dict[int, int] = {}
-        self._told: dict[int, int] = {}
+        self.named = 0.0
+        self._seconds = seconds
+        self._told: list[tuple[float, int, int]] = []  # when, inode, bytes
         self._names = _names(folder)
-        self._called_whole = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and argument in (*OF_ONE_FILE, os.sync):
             meant = _open_files() if argument in OF_ONE_FILE else None
-            for inode, (_, size) in sizes(self.folder).items():
-                if meant is None or inode in meant:
-                    self._told[inode] = size
+            found = [(i, size) for i, (_, size) in sizes(self.folder).items() if meant is None or i in meant]
+            time.sleep(self._seconds)
+            self._told += [(time.monotonic(), inode, size) for inode, size in found]
         if event == "c_call" and argument in RENAMES:
             self._names = _names(self.folder)
         if event == "c_return" and argument in RENAMES:
             renamed = [path for inode, path in _names(self.folder).items() if self._names.get(inode) != path]
-            self._called_whole |= any(not _is_part(path) for path in renamed)
-            self.kept = dict(self._told) if self._called_whole else self.kept
+            if any(not _is_part(path) for path in renamed):
+                self.named = time.monotonic()
 
-    def end(self) -> None:
-        """The save is over: where no name said that it is whole, it is its end that counts."""
-        if not self._called_whole:
-            self.kept = self._told
+    def kept(self, until: float) -> dict[int, int]:
+        """inode -> bytes that the disk was told to keep by then."""
+        return {inode: size for when, inode, size in self._told if when <= until}
 
 
 def _names(folder: Path) -> dict[int, Path]:
@@ -72,13 +75,15 @@ def _open_files() -> set[int]:
     return found
 
 
-def lose_power_in(folder: Path, call: Callable[[], None]) -> None:
-    """Run `call`, and cut the files below `folder` to what the disk was told to keep in time. Files that are
-    there before, and are not written again, are on the disk already.
+def note_what_is_on_disk(folder: Path, call: Callable[[], None], others: bool = False) -> OnDisk:
+    """Run `call`, and note what of the files below `folder` the disk was told to keep. Files that are there
+    before, and are not written again, are on it already.
+
+    others: whether another rank says "whole", for which this rank's disk is slow.
     """
     for path, _ in sizes(folder).values():
         os.utime(path, ns=(BEFORE, BEFORE))
-    noted = OnDisk(folder)
+    noted = OnDisk(folder, SLOW if others else 0.0)
     threading.setprofile(noted)  # of threads that the call begins
     sys.setprofile(noted)
     try:
@@ -86,7 +91,14 @@ def lose_power_in(folder: Path, call: Callable[[], None]) -> None:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    noted.end()
-    for inode, (path, size) in sizes(folder).items():
+    return noted
+
+
+def lose_power(noted: OnDisk, group: dist.ProcessGroup) -> None:
+    """Cut what was written to what the disk had before this rank said "whole", or else another one."""
+    named = [noted.named] * dist.get_world_size(group)
+    dist.all_gather_object(named, noted.named, group=group)
+    kept = noted.kept(noted.named or max(named) or time.monotonic())
+    for inode, (path, size) in sizes(noted.folder).items():
         if path.stat().st_mtime_ns != BEFORE:
-            os.truncate(path, min(size, noted.kept.get(inode, 0)))
+            os.truncate(path, min(size, kept.get(inode, 0)))
