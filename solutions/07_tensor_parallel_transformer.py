@@ -706,8 +706,8 @@ Table(
 #
 # * **Outside a stream**, the generator is as if nothing had happened, even when an exception ends the block,
 #   `KeyboardInterrupt` among them: there the stream goes on too, and the exception leaves the block.
-# * **Seeds.** The same seed gives the same streams each time, in another process too. Another seed gives a
-#   rank other streams. A rank counts by its number in `group`.
+# * **Seeds**, numbers of 32 bits. The same one gives the same streams each time, in another process too.
+#   Another one gives a rank other streams. A rank counts by its number in `group`.
 # * **Apart.** What `own()` draws with a seed is drawn with it nowhere else, neither by another rank nor by
 #   `shared()`, on rank 0 too, and in large groups: with each of a dozen seeds, the first numbers of 192 ranks
 #   are compared. (Of the seed that it is given, torch's CPU generator looks at the lowest 32 bits alone.)

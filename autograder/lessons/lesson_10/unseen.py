@@ -73,6 +73,12 @@ def _long_ones_at_the_end(draw: Random, long: int = 80) -> list[int]:
     return [*short[:40], long, *short[40:90], long, *short[90:], long, long]
 
 
+def _next_to_nothing(draw: Random) -> list[int]:
+    """Of most documents one token is predicted, and two are read: half as much to do as their length says."""
+    most = draw.randint(28, 40)
+    return draw.sample([most] + [1] * most, most + 1)
+
+
 def _documents(seed: int) -> list[Case]:
     draw = Random(f"10/unseen-documents/{seed}")
     return [
@@ -85,6 +91,9 @@ def _documents(seed: int) -> list[Case]:
         documents_case(f"{PREFIX}seven alike", "balanced", 4, seed, [[20] * 7]),
         documents_case(
             f"{PREFIX}many documents", "balanced", 4, seed, [_long_ones_at_the_end(draw)], gradients=False
+        ),
+        documents_case(
+            f"{PREFIX}one long, many of two tokens", "balanced", 2, seed, [_next_to_nothing(draw)]
         ),
         documents_case(f"{PREFIX}two documents", "few", 3, seed, [[12, 3], [5, 5]]),
         documents_case(

@@ -86,6 +86,7 @@ def _cut_cases(seed: int) -> list[Case]:
         cut_case("unseen: chunks of one token", "cut", [(2 * ranks, ranks)], seed),
         cut_case("unseen: blocks", "blocks", settings, seed),
         cut_case("unseen: refused", "refused", [(2 * ranks * size + ranks, ranks)], seed),
+        cut_case("unseen: a token more", "refused", [(2 * ranks * size + 1, ranks)], seed),
         cut_case("unseen: fewer tokens than chunks", "refused", [(ranks + 1, ranks)], seed),
         cut_case("unseen: refused alone", "refused", [(2 * size + 1, 1)], seed),
     ]
@@ -115,7 +116,7 @@ def _heads_cases(seed: int) -> list[Case]:
         heads_case("unseen: two ranks, float32", "values", 2, [2, 4, 2 * size, d], 2, seed, **more),
         heads_case("unseen: float16", "low", 3, [1, 6, 3 * size, d], 3, seed, dtype="float16"),
         heads_case(
-            "unseen: a pair and one", "subgroup", 3, [1, 4, 4 * size, d], 2, seed, groups=PAIR_AND_ONE
+            "unseen: a pair and one", "subgroup", 3, [2, 4, 4 * size, d], 2, seed, groups=PAIR_AND_ONE
         ),
         heads_case("unseen: alone", "alone", 1, [2, 3, size, d], 3, seed),
         heads_case("unseen: one head of keys", "refused", 2, [1, 4, 2 * size, d], 1, seed),

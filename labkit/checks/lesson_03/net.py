@@ -70,6 +70,7 @@ def net_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case
     frozen. earlier: gradients of ones are there before the first step. silent: one more backward comes at
     the end, inside no_sync. ahead: two micro-batches go forward before the first goes back. evaluated: in
     evaluation mode. more: so many steps of another net come at the end, to see what they leave behind.
+    turned: the first gradients to be there are not those of the last parameters.
     """
     sizes = {"rows": 5, "width": 3, "inner": 7, "bucket_bytes": 400, **params}
     return Case(name, ranks, sizes, seed, kind=kind, own_parts=kind == "own-parts")
@@ -131,11 +132,16 @@ def _empty_net(case: Case) -> Net:
 def net_of(case: Case, handed: Inputs) -> Net:
     """The net in float64, with the state that a rank was handed. The case's `frozen` names parameters that
     are not trained; where it is `tied`, two layers have one bias; where it is `mixed`, one is float32
-    (for two ranks: a float32 mean of two is the same in any order, and float64 numbers hang on it).
+    (for two ranks: a float32 mean of two is the same in any order, and float64 numbers hang on it); where it
+    is `turned`, the parameters of the last layer come last, whose gradients are not the first to be there.
     """
     net = _empty_net(case)
     if case.params.get("mixed"):
         net.aside.float()
+    if case.params.get("turned"):
+        last = net.last
+        del net.last
+        net.last = last
     for name, tensor in state_of(net).items():
         tensor.data.copy_(handed[f"state.{name}"])
     for name in case.params.get("frozen", ()):

@@ -74,6 +74,7 @@ def _cases(seed: int) -> list[Case]:
         net_case("two ranks", "values", 2, seed, late=[1], more=8),
         net_case("two ranks, timed", "many", 2, seed, **large),
         net_case("two ranks, large layers", "values", 2, seed, **large),
+        net_case("the second bucket complete before the first", "values", 2, seed, turned=True, **large),
         net_case("four ranks, gradients zeroed", "values", 4, seed, bucket_bytes=1, **there),
         net_case("two dtypes", "values", 2, seed, mixed=True),
         net_case("two forwards, then two backwards", "values", 2, seed, ahead=True),

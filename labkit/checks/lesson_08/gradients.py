@@ -216,6 +216,8 @@ def gradient_cases(seed: int) -> list[Case]:
         ),
         bucket_case("three ranks, everything in one bucket", "values", 3, seed, bucket_bytes=10**6),
         watched_case("twelve equal layers", 4, seed, width=64, layers=12, layers_a_bucket=1),
+        # The second bucket is complete before the first.
+        watched_case("ten, of which two change places", 2, seed, 64, 10, 1, called=[*range(8), 9, 8]),
         watched_case("all that the process holds", 2, seed, 192, 8, 1, kind="process"),
         bucket_case(
             "weights one rank does not use, in two micro-batches",
@@ -247,12 +249,20 @@ def bucket_case(name: str, kind: str, ranks: int, seed: int, **params: object) -
 
 
 def watched_case(
-    name: str, ranks: int, seed: int, width: int, layers: int, layers_a_bucket: int, kind: str = "watched"
+    name: str,
+    ranks: int,
+    seed: int,
+    width: int,
+    layers: int,
+    layers_a_bucket: int,
+    kind: str = "watched",
+    **params: object,
 ) -> Case:
     """Equal layers in float32; `width` squared is divided by the ranks."""
     sizes = {"width": width, "layers": layers, "layers_a_bucket": layers_a_bucket, "dtype": "float32"}
     bucket_bytes = 4 * width**2 * layers_a_bucket
-    return Case(name, ranks, {**sizes, "bucket_bytes": bucket_bytes}, seed, kind=kind, timeout=40.0)
+    about = {**sizes, "bucket_bytes": bucket_bytes, **params}
+    return Case(name, ranks, about, seed, kind=kind, timeout=40.0)
 
 
 _TRAINED = Run(_train, net_inputs, hand_own_rows, TrainedEvidence)

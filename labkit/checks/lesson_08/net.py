@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -325,19 +325,30 @@ def option_groups(net: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "sgd": ("SGD", {"lr": LEARNING_RATE}),
-    "momentum": ("SGD", {"lr": LEARNING_RATE, "momentum": 0.9, "nesterov": True, "weight_decay": 0.05}),
-    "adamw": ("AdamW", {"lr": 0.05, "weight_decay": 0.1}),
-    "adagrad": ("Adagrad", {"lr": 0.1}),
+class RateNeeded(torch.optim.SGD):
+    """An optimizer that has no default for its learning rate, as many had before torch 2."""
+
+    def __init__(self, params: Iterable[Any], *, lr: float):
+        super().__init__(params, lr=lr)
+
+
+OPTIONS: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": LEARNING_RATE}),
+    "rate needed": (RateNeeded, {"lr": LEARNING_RATE}),
+    "momentum": (
+        torch.optim.SGD,
+        {"lr": LEARNING_RATE, "momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
+    ),
+    "adamw": (torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
 }
-"""What a case calls an optimizer: the class in torch.optim, and its options."""
+"""What a case calls an optimizer: the class, and its options."""
 
 
 def chosen_optimizer(case: Case) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The class and options that a case trains with."""
-    name, options = OPTIONS[case.params.get("optimizer", "sgd")]
-    return getattr(torch.optim, name), dict(options)
+    optimizer_class, options = OPTIONS[case.params.get("optimizer", "sgd")]
+    return optimizer_class, dict(options)
 
 
 def parameters_of(case: Case, net: nn.Module) -> list[Any]:

@@ -26,6 +26,7 @@ def _cases(seed: int) -> list[Case]:
         cut_case("a few ranks", "cut", [(8, 2), (24, 3), (32, 4), (6, 1)], seed),
         cut_case("which blocks", "blocks", [(8, 2), (24, 3), (32, 4), (6, 1)], seed),
         cut_case("halves that do not divide", "refused", [(12, 4)], seed),
+        cut_case("shares that do not divide, of an even number", "refused", [(10, 4)], seed),
         cut_case("one rank, and an odd number", "refused", [(7, 1)], seed),
     ]
 
