@@ -166,6 +166,9 @@ def activation_calls(random: Random) -> Iterable[Call]:
     yield of_any_size("recompute", recompute="selective", tensor_parallel=some[2])
     yield of_any_size("recompute", recompute="full")
     yield of_any_size("fused-attention", fused_attention=True, tensor_parallel=some[2])
+    dry = call("kept")  # of the shape, only L, h and a count
+    without = dry.arguments["config"].but(dropout=0.0)
+    yield Call("kept", dry.function, {**dry.arguments, "config": without})
 
 
 def fits_calls(random: Random) -> Iterable[Call]:
@@ -195,3 +198,7 @@ def fits_calls(random: Random) -> Iterable[Call]:
     yield call("logits", small(128_000), "H100 80 GB", random.randint(800, 2048), "full")
     yield call("nothing-fits", gpt(32, 4096, 32), "A100 80 GB", 2048)
     yield call("own-parts", small(50_000), "A100 64 GB (Leonardo)", random.randint(800, 2048), "selective")
+    for recipe in ("adamw-mixed-both-gradients", "adamw-fp32", "sgd-mixed"):
+        yield call("fits", small(8000), "A100 40 GB", random.randint(200, 400), recipe=recipe)
+    own_head = small(120_000).but(tied_embeddings=False, biases="none", head_size=96)
+    yield call("fits", own_head, "A100 40 GB", random.randint(200, 400))

@@ -49,9 +49,10 @@ def _zero(
 def _activations(
     config: ModelConfig, sequence: int, micro_batch: int, fused_attention: bool = False, **options: Any
 ) -> float:
+    """By the formulas for a GPT with dropout, for which the layers, h and a of a shape count and no more."""
     kernel: AttentionKernel = "fused" if fused_attention else "explicit"
     return config.num_layers * layer_activation_bytes(
-        config,
+        gpt(config.num_layers, config.hidden, config.num_heads),
         sequence,
         micro_batch,
         attention=kernel,

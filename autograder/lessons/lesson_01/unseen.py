@@ -52,6 +52,7 @@ def _flops_calls(random: Random) -> Iterable[Call]:
     for recompute in ("selective", "full"):
         yield call("recompute", drawn_gpt(random), recompute)
         yield call("recompute", drawn_llama(random), recompute)
+    yield call("recompute", drawn_gpt(random, head_size=24), "selective")
 
 
 def _utilization_calls(random: Random) -> Iterable[Call]:
@@ -77,6 +78,8 @@ def _utilization_calls(random: Random) -> Iterable[Call]:
     yield call("all-gpus", drawn_gpt(random), 8, random.uniform(0.2, 0.8), 8, h100)
     # sequences that are shared among GPUs, as with model parallelism
     yield call("all-gpus", drawn_gpt(random), 8 * random.randint(2, 6) + 4, random.uniform(2, 9), 8, other)
+    own_heads = drawn_gpt(random, head_size=24)
+    yield call("all-gpus", own_heads, 64, random.uniform(2, 9), 8, h100)
 
 
 def _batch_calls(random: Random) -> Iterable[Call]:

@@ -121,6 +121,7 @@ def _bubble(seed: int) -> list[Case]:
         ["gpipe", draw.randint(2, 9), 1],
         ["interleaved", p, v],
         ["1f1b", 1, 1],
+        ["interleaved", 1, 3],
     ]
     return [formula_case("unseen sizes", seed, settings, fewest=fewest, shares=_shares(draw))]
 

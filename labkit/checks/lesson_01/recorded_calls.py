@@ -24,7 +24,7 @@ from labkit.theory.hardware import GPU
 from labkit.theory.models import ModelConfig
 
 ARGUMENT_TYPES = {"config": ModelConfig, "gpu": GPU}
-WHOLE = ("global_batch_size", "accumulation_steps")  # whose text asks for whole numbers, not floats
+WHOLE = ("global_batch_size", "accumulation_steps", "largest_micro_batch")  # which give ints, not floats
 LONGEST_TEXT = 2000  # characters of an error that are sent back
 
 

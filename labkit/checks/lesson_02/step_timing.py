@@ -161,6 +161,7 @@ def _timing_cases(seed: int) -> list[Case]:
         timing_case("the last is slower", "device-time", [10, 20, 50], seed),
         timing_case("on other streams", "device-time", [20, 30], seed, aside=True),
         timing_case("slow first step", "first-step", [40], seed, first_ms=250),
+        timing_case("many steps", "first-step", [14], seed, steps=24),
         timing_case("work before", "earlier-work", [40, 20], seed, earlier_ms=250, earlier_on=1),
         timing_case("two steps", "device-time", [110, 30], seed, steps=2),  # where one more or less is much
     ]

@@ -48,10 +48,10 @@ WANTED = (0.00037, 0.053, 0.103, 0.113, 0.19999, 0.2, 0.25, 0.5, 0.625)
 def _ask_for_bubbles(rank: Rank) -> None:
     """Facts, one entry a setting: seconds (for each of TIMES), over-ideal, of-total. Fact: fewest."""
     student, settings = rank.student, rank.params["settings"]
-    ratios = [number_or_words(student.bubble_over_ideal(*setting)) for setting in settings]
-    shares = [number_or_words(student.bubble_fraction(*setting)) for setting in settings]
+    ratios = [number_or_words(student.bubble_over_ideal(s, p, m, *_chunks(v))) for s, p, m, v in settings]
+    shares = [number_or_words(student.bubble_fraction(s, p, m, *_chunks(v))) for s, p, m, v in settings]
     seconds = [
-        [number_or_words(student.batch_seconds(schedule, p, m, f, b, v)) for f, b in TIMES]
+        [number_or_words(student.batch_seconds(schedule, p, m, f, b, *_chunks(v))) for f, b in TIMES]
         for schedule, p, m, v in settings
     ]
     for name, fact in {"over-ideal": ratios, "of-total": shares, "seconds": seconds}.items():
@@ -59,8 +59,14 @@ def _ask_for_bubbles(rank: Rank) -> None:
     with rank.attempt("fewest-micro-batches"):
         asked = _shares_asked(rank.case)
         rank.fact(
-            "fewest", [number_or_words(student.fewest_micro_batches(s, p, w, v)) for s, p, v, w in asked]
+            "fewest",
+            [number_or_words(student.fewest_micro_batches(s, p, w, *_chunks(v))) for s, p, v, w in asked],
         )
+
+
+def _chunks(v: int) -> list[int]:
+    """What is handed over of chunks a rank: nothing where there is one, which is the default."""
+    return [v] if v != 1 else []
 
 
 def _shares_asked(case: Case) -> list[tuple[str, int, int, float]]:
@@ -138,7 +144,7 @@ def _bubble_cases(seed: int) -> list[Case]:
     ]
     one_chunk = ["interleaved", 4, 1]
     fewest_of = [["gpipe", 4, 1], ["1f1b", 8, 1], ["interleaved", 8, 2], one_chunk, ["gpipe", 1, 1]]
-    fewest_of.append(["1f1b", 6, 1])
+    fewest_of += [["1f1b", 6, 1], ["interleaved", 1, 2]]
     just = [near_share("1f1b", 4, 12, 1, by) for by in (1e-6, -1e-6)]
     return [formula_case("published sizes", seed, settings, fewest=fewest_of, shares=just)]
 
@@ -193,7 +199,8 @@ def _ask_for_peaks(rank: Rank) -> None:
     """Fact: counts, for each setting one a rank."""
     peak, settings = rank.student.peak_in_flight, rank.params["settings"]
     counts = [
-        [number_or_words(peak(schedule, r, p, m, v)) for r in range(p)] for schedule, p, m, v in settings
+        [number_or_words(peak(schedule, r, p, m, *_chunks(v))) for r in range(p)]
+        for schedule, p, m, v in settings
     ]
     rank.fact("counts", counts)
 
@@ -243,6 +250,7 @@ def _peak_cases(seed: int) -> list[Case]:
                 ("interleaved", 4, 4, 3),
                 ("interleaved", 8, 8, 2),
                 ("interleaved", 4, 8, 1),
+                ("interleaved", 4, 4, 1),
                 ("gpipe", 4, 3, 1),
                 ("gpipe", 1, 3, 1),
                 ("1f1b", 1, 3, 1),
