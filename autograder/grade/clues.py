@@ -65,7 +65,8 @@ class Clue(msgspec.Struct, frozen=True):
     # comes from elsewhere; spelled: a text is made of numbers; called: with these `arguments`, which
     # `autograder.grade.calls` puts into words; sends: a collective of objects that some ranks may call alone;
     # dispatched: as a class for which a function is registered (no chain where it may be something else);
-    # taken_out: of what it belongs to, to be called by another name
+    # taken_out: of what it belongs to, to be called by another name; kept_as: what it gives is kept under a
+    # name of READ_BY, which is in `arguments`
     use: Literal[
         "",
         "given",
@@ -82,6 +83,7 @@ class Clue(msgspec.Struct, frozen=True):
         "sends",
         "dispatched",
         "taken_out",
+        "kept_as",
         # One half of what is a flag with another half, wherever that is (`autograder.grade.scan.PAIRS`): an
         # attribute of a field is set, a pattern takes attributes by their places, something is registered as
         # a kind of a class, a class says what a new one of it is.
@@ -113,6 +115,7 @@ _WORDS = {
 }
 # What a function is called where `_about` in `scan` tells of how it is called.
 _TOLD_BY_CALLS = {name.rpartition(".")[2] for name in (*USUAL, FIELDS, FIELD)}
+_DATA = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
 OF_A_CLASS = "looks through the entries of a class that it looks up"
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
@@ -136,12 +139,13 @@ def _clues_of(statement: ast.stmt) -> Clues:
 @dataclass(frozen=True)
 class _Around:
     """What a statement's nodes are to one another. methods: what is called; read_from: by what an attribute
-    is read from, its name; dtypes: values of `dtype=`; calls: what is known of its calls; imports: whether
-    it imports something within itself.
+    is read from, its name; given: what an attribute is given, where it stands alone; dtypes: values of
+    `dtype=`; calls: what is known of its calls; imports: whether it imports something within itself.
     """
 
     methods: set[ast.expr]
     read_from: dict[ast.expr, str]
+    given: dict[ast.AST, ast.expr]
     dtypes: set[ast.expr]
     calls: Calls
     imports: bool
@@ -152,6 +156,7 @@ class _Around:
         return cls(
             {node.func for node in nodes if isinstance(node, ast.Call)},
             {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)},
+            {n.targets[0]: n.value for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1},
             {node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "dtype"},
             Calls.of(statement, nodes),
             imports and not isinstance(statement, ast.Import),
@@ -195,6 +200,7 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     yield from _halves(node, line, around.calls)
     if isinstance(node, ast.Attribute) and is_one_too_long(node):
         yield Clue(line, TOO_LONG)
+    yield from _replaces_reading(node, line, around.given.get(node))
     if not _reads_modules(node):
         found = (*_suspicions(node), *_of_reading(node), *_of_files(node))
         yield from (Clue(line, why) for why in dict.fromkeys(found))
@@ -378,13 +384,27 @@ def _of_reading(node: ast.AST) -> Iterator[str]:
             yield OF_A_CLASS
         case ast.Call(func=ast.Name(id="vars"), args=[value]) if looks_up_a_class(value):
             yield OF_A_CLASS
-        case ast.Attribute(attr=name, ctx=ast.Store()) if name in READ_BY:
-            yield f"replaces {name}, by which tensors are read"
         case ast.Call(func=ast.Attribute(attr="update") | ast.Name(id="dict"), keywords=given):
             named = [each.arg for each in given if each.arg in READ_BY - _WORDS]
             yield from (f"names {name}, by which tensors are read" for name in named)
         case ast.Constant(value=str(name)) if name in READ_BY - _WORDS:
             yield f"names {name}, by which tensors are read"
+
+
+def _replaces_reading(node: ast.AST, line: int, value: ast.expr | None) -> Iterator[Clue]:
+    """An attribute gets the name of what tensors are read by, and a value that might be called: of what a
+    function gives its name tells more.
+    """
+    match node:
+        case ast.Attribute(attr=name, ctx=ast.Store()) if name in READ_BY and not isinstance(value, _DATA):
+            chain = chain_of(value.func) if isinstance(value, ast.Call) else ""
+            told = Clue(line, chain=chain, use="kept_as", arguments=(name,))
+            yield told if chain else Clue(line, replaces(name))
+
+
+def replaces(name: str) -> str:
+    """What it is to give an attribute a name of READ_BY."""
+    return f"replaces {name}, by which tensors are read"
 
 
 def _of_files(node: ast.AST) -> Iterator[str]:

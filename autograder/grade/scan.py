@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autograder.grade.calls import ENTERED, IN_A_CLASS, LOOKED_THROUGH, PLACE, UNPACKED, WRITTEN
-from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of
+from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of, replaces
 from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
 from autograder.grade.meanings import (
     MOST_MEANINGS,
@@ -56,6 +56,7 @@ from autograder.grade.watched_names import (
     PUBLIC,
     RUN_TEXT,
     RUNS_DATA,
+    STATES,
     USUAL,
 )
 from labkit.checks.source.submission import Submission
@@ -201,6 +202,10 @@ def _reasons(clue: Clue, meanings: Meanings, forbids: Sequence[str], dispatches:
     if clue.use == "modules":
         if set(full_names_of(clue.chain, meanings.never_else)) != {LAYERS}:
             yield "reaches for modules"
+        return
+    if clue.use == "kept_as":
+        if not STATES.issuperset(full_names_of(clue.chain, meanings.never_else) or [""]):
+            yield replaces(*clue.arguments)
         return
     if clue.use == "dispatched":
         if dispatches and not meanings.is_a_class(clue.chain):

@@ -324,6 +324,8 @@ READ_BY = {
     *("full_tensor", "detach", "untyped_storage", "storage_offset", "data_ptr", "element_size", "clone"),
     *("cpu", "contiguous", "is_contiguous", "is_floating_point", "tolist"),
 }
+# What gives a tensor, which nobody calls: it may be kept under any of these names.
+STATES = {f"torch.{home}get_rng_state" for home in ("", "random.", "cuda.", "cuda.random.")}
 # Methods of tensors and of their storages by which numbers leave torch: how often, checks count.
 READ_OUT = {
     *("numpy", "tolist", "__dlpack__", "apply_", "map_", "map2_", "item", "__getitem__"),

@@ -26,6 +26,8 @@ WITH_FILES = [
 ]
 HONEST = [
     "def f(x): return x.detach().to('cpu').clone(), dict(cpu=x)",
+    "import torch\nclass A:\n    def f(self):\n        self.cpu = torch.random.get_rng_state()",
+    "class A:\n    def f(self):\n        self.cpu = True\n        self.contiguous = []",
     "from collections import namedtuple\nimport enum, dataclasses\nclass A(enum.Enum): x = enum.auto()",
     "import enum\nclass A(enum.Enum):\n    @staticmethod\n    def _generate_next_value_(*x): return x[0]",
     "import random, time, math\ndef f(x): return random.random() + time.perf_counter() + math.pi",
