@@ -25,6 +25,7 @@ from autograder.grade.names import (
     is_one_too_long,
     renamed_names,
 )
+from autograder.grade.reading_of_tensors import WORDS, of_files, of_reading, replaces
 from autograder.grade.taken_out import taken_out
 from autograder.grade.watched_names import (
     ATTRIBUTES,
@@ -32,11 +33,9 @@ from autograder.grade.watched_names import (
     CALLS,
     FIELD,
     FIELDS,
-    FILE_METHODS,
     GRADING_WORDS,
     HAS_ALL_NAMES,
     INTERPRETER,
-    KEPT_IN_FILES,
     OF_OBJECTS,
     OFTEN_DEFINED,
     ONLY_ASKED,
@@ -109,14 +108,9 @@ class Clues(msgspec.Struct):
 
 
 PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
-_WORDS = {
-    *("entries", "modules", "rendezvous", "_C", "mro"),  # of ATTRIBUTES: in a text these are plain words
-    *("cpu", "clone", "contiguous"),  # of READ_BY
-}
 # What a function is called where `_about` in `scan` tells of how it is called.
 _TOLD_BY_CALLS = {name.rpartition(".")[2] for name in (*USUAL, FIELDS, FIELD)}
 _DATA = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
-OF_A_CLASS = "looks through the entries of a class that it looks up"
 CellClues = Mapping[int, Clues]  # by which statement of the cell it is
 
 
@@ -202,7 +196,7 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
         yield Clue(line, TOO_LONG)
     yield from _replaces_reading(node, line, around.given.get(node))
     if not _reads_modules(node):
-        found = (*_suspicions(node), *_of_reading(node), *_of_files(node))
+        found = (*_suspicions(node), *of_reading(node), *of_files(node))
         yield from (Clue(line, why) for why in dict.fromkeys(found))
     elif node not in around.methods:  # called it is a model's own method, as sys.modules cannot be called
         read = around.read_from.get(cast(ast.expr, node))
@@ -369,26 +363,12 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield f"defines {name}"
         case ast.Name(id=name, ctx=ast.Store()) if name in ATTRIBUTES and name.startswith("__"):
             yield f"defines {name}"  # in a class this is as good as a method of that name
-        case ast.Constant(value=str(text)) if text in ATTRIBUTES - _WORDS:
+        case ast.Constant(value=str(text)) if text in ATTRIBUTES - WORDS:
             yield f"reaches for {text}, by its name as a text"
         case ast.Constant(value=str(text)) if any(
-            word in text for word in (*GRADING_WORDS, *ATTRIBUTES - _WORDS)
+            word in text for word in (*GRADING_WORDS, *ATTRIBUTES - WORDS)
         ):
             yield f"mentions {text[:60]!r}"
-
-
-def _of_reading(node: ast.AST) -> Iterator[str]:
-    """What a class is taken apart by, and what changes how tensors are read: beside all else that it is."""
-    match node:
-        case ast.Attribute(value=value, attr="__dict__") if looks_up_a_class(value):
-            yield OF_A_CLASS
-        case ast.Call(func=ast.Name(id="vars"), args=[value]) if looks_up_a_class(value):
-            yield OF_A_CLASS
-        case ast.Call(func=ast.Attribute(attr="update") | ast.Name(id="dict"), keywords=given):
-            named = [each.arg for each in given if each.arg in READ_BY - _WORDS]
-            yield from (f"names {name}, by which tensors are read" for name in named)
-        case ast.Constant(value=str(name)) if name in READ_BY - _WORDS:
-            yield f"names {name}, by which tensors are read"
 
 
 def _replaces_reading(node: ast.AST, line: int, value: ast.expr | None) -> Iterator[Clue]:
@@ -400,18 +380,6 @@ def _replaces_reading(node: ast.AST, line: int, value: ast.expr | None) -> Itera
             chain = chain_of(value.func) if isinstance(value, ast.Call) else ""
             told = Clue(line, chain=chain, use="kept_as", arguments=(name,))
             yield told if chain else Clue(line, replaces(name))
-
-
-def replaces(name: str) -> str:
-    """What it is to give an attribute a name of READ_BY."""
-    return f"replaces {name}, by which tensors are read"
-
-
-def _of_files(node: ast.AST) -> Iterator[str]:
-    """What is written into files, whatever the object is."""
-    match node:
-        case ast.Attribute(attr=name) if name in FILE_METHODS:
-            yield f"{KEPT_IN_FILES} {name}"
 
 
 def _is_put_together(name: ast.expr) -> bool:

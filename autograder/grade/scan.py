@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autograder.grade.calls import ENTERED, IN_A_CLASS, LOOKED_THROUGH, PLACE, UNPACKED, WRITTEN
-from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of, replaces
+from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of
 from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
 from autograder.grade.meanings import (
     MOST_MEANINGS,
@@ -29,6 +29,7 @@ from autograder.grade.meanings import (
     stand_for,
 )
 from autograder.grade.names import import_told, is_inner
+from autograder.grade.reading_of_tensors import replaces
 from autograder.grade.taken_out import is_watched_at_home
 from autograder.grade.watched_names import (
     ANYWHERE,
