@@ -587,9 +587,9 @@ except labkit.LaunchError as error:
 # * **What it does not look for**: whether stages, this rank's too, go in an order in which each can have its
 #   message. That is for `dry_run` to say beforehand, and such lists are not tried here.
 # * **Messages**: what is sent back from a stage is sent where the stage before it is frozen, too.
-# * **Memory**: an output that was sent may be kept until the end, when all sends are waited for; what was
-#   received, an activation or a gradient, may not. When `run_schedule` has returned, nothing of the batch is
-#   kept but gradients and the loss.
+# * **Memory**: what was sent, an output or a gradient, may be kept until the end, when all sends are waited
+#   for; what was received, an activation or a gradient, may not. When `run_schedule` has returned, nothing of
+#   the batch is kept but gradients and the loss.
 # * **`gradients_ready`** is called for every stage of the rank, a frozen one too, before the rank's next
 #   action: whether the stage's last input gradient is sent before or after that is free.
 #

@@ -193,8 +193,8 @@ for asks in (True, False):
 # `torch.utils.checkpoint` is what you are building, so it may not be called.
 #
 # * **Arguments and results.** The arguments can be tensors or anything else, the function can return one
-#   tensor or several, an argument itself among them, and not every result need be used. One that has no graph
-#   in plain autograd may ask for a gradient here.
+#   tensor or several, an argument itself among them, and not every result need be used. A result that has no
+#   graph in plain autograd may ask for a gradient here.
 # * **Several at once.** Several calls may come before their backwards, which come in any order. A checkpoint
 #   may lie inside another: the inner function then runs three times, once in forward and twice in backward.
 # * **Errors.** If the second run raises, its error comes through, and the random generator is as it was

@@ -1402,8 +1402,8 @@ draw_memory(
 #
 # * **Positions** are whole: all rows of the whole model's. With divided tokens a rank has, between table and
 #   head, its own tokens only, and adds their positions.
-# * **Dropout.** The sum of token and position vectors is dropped with the config's probability, in training,
-#   under `no_grad` and after a call in evaluation too, other numbers each time.
+# * **Dropout.** In training the sum of token and position vectors is dropped with the config's probability,
+#   other numbers in each call, under `no_grad` too, and when a call in evaluation came between.
 # * **Calls.** All-reduces of at most five numbers a token (the loss) are not counted.
 # * **Names.** `to_full` has every name of the whole model's state dict, `head.weight` too where it is tied;
 #   there `tokens.weight` is the only parameter of the two, and `head_weight` is none, not even that one under

@@ -553,8 +553,8 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 # ### Exercise: sharded gradients
 #
 # After `loss.backward()`, `shards[i].grad` has this rank's part of bucket $i$'s gradient, averaged over
-# ranks, and no parameter of the module has a `.grad`. Two backward passes add up there, also where
-# `gather_weights` is called in between.
+# ranks, and no parameter of the module has a `.grad` (one that it came with is not asked about). Two backward
+# passes add up there, also where `gather_weights` is called in between.
 #
 # * **Calls.** Each backward sends one reduce-scatter a bucket, `gather_weights` one all-gather a bucket, and
 #   nothing else goes; both have ended when the call returns. In each backward a rank uses one parameter of
