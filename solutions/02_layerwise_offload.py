@@ -896,8 +896,8 @@ def receive_tensor(peer: int, group: dist.ProcessGroup) -> Tensor:
 #
 # A rank that sends has nothing to return that means anything: it returns a *handle*, a tensor of no
 # dimensions whose `backward()` sets the rest in motion. The x that the first rank is given stays as it is: it
-# requires a gradient afterwards only if it did before. What announces a shape has 512 bytes at most; all else
-# that goes counts as values, of whatever type.
+# requires a gradient afterwards only if it did before. What announces a tensor, as whole numbers, has 512
+# bytes at most and is not counted; all else that goes counts as values, of whatever type.
 #
 # <details><summary>Hint 1</summary>Forward of one function is <code>send_tensor</code>, its
 # backward is <code>receive_tensor</code>; in the other function it is the other way round.</details>

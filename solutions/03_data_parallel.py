@@ -125,8 +125,8 @@ draw_timeline(job_of_torch, start_at="forward")
 # must get the same number of samples, or one rank starts a step, and an all-reduce, that the others never
 # join. So if the number of ranks $d$ does not divide the number of samples, fill up by starting over from the
 # front of the shuffled order; without any samples every share is empty. Who gets which share of it is free,
-# but every epoch has an order of its own, and a rank's share is another set of samples then, as far as there
-# are others. All seeds are alike in this, 0 too.
+# but every epoch deals anew, in an order of its own, so that a rank's share is another set of samples then
+# (of a few samples, chance may deal the same again). All seeds are alike in this, 0 too.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>

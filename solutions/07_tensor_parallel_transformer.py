@@ -1404,7 +1404,8 @@ draw_memory(
 #   head, its own tokens only, and adds their positions.
 # * **Dropout.** In training the sum of token and position vectors is dropped with the config's probability,
 #   other numbers in each call, under `no_grad` too, and when a call in evaluation came between.
-# * **Calls.** All-reduces of at most five numbers a token (the loss) are not counted.
+# * **Calls.** All-reduces of at most five numbers a token (the loss) are not counted, nor, with divided
+#   tokens, those that sum the gradients of whole parameters: norms, biases, positions.
 # * **Names.** `to_full` has every name of the whole model's state dict, `head.weight` too where it is tied;
 #   there `tokens.weight` is the only parameter of the two, and `head_weight` is none, not even that one under
 #   a second name.

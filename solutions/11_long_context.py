@@ -157,9 +157,9 @@ draw_pairs([0, 0, 0, 0])
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
 # FlashAttention does inside one GPU. Scores and probabilities of a pair, in any form, are gone when those of
 # the next have been used: beside q, k and v there are never more numbers than ten times the scores of a pair
-# and four times the output. Partial outputs of one row of blocks may stay. A last block may be shorter; no
-# pair of the future is computed for it either. No tensor is larger than the scores of a pair or the output,
-# whichever has more numbers. What is given is not changed.
+# and four times the output together. Partial outputs of one row of blocks may stay. A last block may be
+# shorter; no pair of the future is computed for it either. No tensor is larger than the scores of a pair or
+# the output, whichever has more numbers. What is given is not changed.
 #
 # <details><summary>Hint</summary>
 #

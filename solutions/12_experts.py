@@ -935,8 +935,8 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
 # Layouts and dtypes may differ as before, and gradients may be views of one buffer; again no gradient is
 # rounded to another dtype. The norm is a tensor of the type in which you add up, and the factor may be
-# torch's: `max_norm / (norm + 1e-6)`, never above 1. Like the gradients, the norm stays what it is when the
-# next call comes, for another model.
+# torch's, `max_norm / (norm + 1e-6)`, never above 1 (a norm a little below the bound is scaled then too).
+# Like the gradients, the norm stays what it is when the next call comes, for another model.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>
