@@ -139,6 +139,7 @@ EXERCISE = Exercise(
             "Merged, two parts of the keys give what all keys give, in any order, and stay as they were.",
             "outputs are weighted by exp(lse - merged lse), not by numbers of keys",
             {"values": every(_is_the_whole, on_each(unchanged))},
+            {"large": on_each(unchanged), "empty": on_each(unchanged)},
         ),
         Property(
             "large",
