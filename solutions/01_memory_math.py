@@ -845,6 +845,12 @@ def corrected_slides() -> dict[str, float]:
 labkit.check("01.slide-mistakes", corrected_slides)
 
 # %% [markdown]
+# One more to read with care, since it sounds official: a model page gives *"60 GB, 500 GB and 3.25 TB"* to
+# train Llama 3.1 in 16 bits, with 8B, 70B and 405B parameters (an earlier version: 300 GB for 70B). Divide:
+# 7.5, 7.1 (4.3) and 8.0 bytes a parameter. The state of `adamw-mixed` alone takes 16, so these are estimates
+# of something smaller.
+
+# %% [markdown]
 # ## Ours against PyTorch's own ruler
 #
 # PyTorch ships `MemTracker`, which follows every tensor that is alive. Run a step under it, and compare with

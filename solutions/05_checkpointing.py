@@ -561,8 +561,9 @@ draw_growth(growth, sqrt_of="best number of segments")
 # In the formula $sbh(34 + 5as/h)$ the second term is the attention's: the probabilities, dropout's mask, and
 # what it leaves of them, each of them $a \times s \times s$. They are large, and cheap to compute again.
 # **Selective recomputation** checkpoints only this core of attention and keeps the rest: $34sbh$ bytes remain
-# (Korthikanti et al. 2022, section 5). For GPT-3 it frees 70% of the activations and costs 2.7% more FLOPs by
-# the paper's count.
+# (Korthikanti et al. 2022, section 5). For GPT-3 it frees 70% of the activations and costs 0.9% more FLOPs:
+# the core's forward, $4bs^2h$ a layer, once more, beside the layer's $72bsh^2(1 + s/6h)$. (The paper says
+# 2.7%, which is what the core costs in a whole step; its forward is a third of that.)
 #
 # Here is the core of attention, plain and in your checkpoint, inside a layer. **The sequence gets twice as
 # long, from 256 tokens to 512: by what factor do the kept bytes of the plain layer grow?**
