@@ -171,6 +171,7 @@ def _pair_cases(seed: int) -> list[Case]:
         pair_case("unseen: three ranks", "values", 3, seed, [1, *shape[1:]]),
         pair_case("unseen: four dimensions", "values", 2, seed, [*shape, 2]),
         pair_case("unseen: views", "layout", 3, seed, [2, *shape[1:]]),
+        pair_case("unseen: views of four dimensions", "layout", 2, seed, [2, *shape[1:], 3]),
         pair_case("unseen: uneven", "uneven", 3, seed, [2, 2 * shape[1] + 1, 3]),  # two ranks could divide it
         pair_case("unseen: uneven, neighbours", "uneven", 4, seed, shape, groups=NEIGHBOURS),
         pair_case("unseen: pairs", "subgroup", 4, seed, shape, groups=EVERY_OTHER),
