@@ -166,9 +166,10 @@ def activation_calls(random: Random) -> Iterable[Call]:
     yield of_any_size("recompute", recompute="selective", tensor_parallel=some[2])
     yield of_any_size("recompute", recompute="full")
     yield of_any_size("fused-attention", fused_attention=True, tensor_parallel=some[2])
-    dry = call("kept")  # of the shape, only L, h and a count
-    without = dry.arguments["config"].but(dropout=0.0)
-    yield Call("kept", dry.function, {**dry.arguments, "config": without})
+    for others in ({"dropout": 0.0}, {"head_size": 24, "ffn": 1000}):  # of the shape, only L, h and a count
+        drawn = call("kept")
+        config = drawn.arguments["config"].but(**others)
+        yield Call("kept", drawn.function, {**drawn.arguments, "config": config})
 
 
 def fits_calls(random: Random) -> Iterable[Call]:
