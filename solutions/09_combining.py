@@ -79,9 +79,9 @@ your_groups_along_dp, your_groups_on_both_nodes = ..., ...
 # how many groups they are in. A rank that is in one more waits elsewhere, and where a group had that name
 # before, they look for each other where that one was.)
 #
-# A rank's position in its group along an axis must be its coordinate there. A wrong grid is refused before
-# a group is made. What a function is handed stays as it is. `DeviceMesh` and `new_subgroups`, which make
-# such groups, may not be called here; `new_group` may.
+# A rank's position in its group along an axis must be its coordinate there; `coordinates_to_rank` is handed
+# one for each axis. A wrong grid is refused before a group is made. What a function is handed stays as it is.
+# `DeviceMesh` and `new_subgroups`, which make such groups, may not be called here; `new_group` may.
 #
 # <details><summary>Hint 1</summary>From the last axis to the first: <code>rank, coordinate = divmod(rank,
 # size)</code>.</details>
@@ -373,7 +373,7 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 #
 # * **Data.** All ranks of one replica work on the same rows, replicas on different ones. `step` is handed
 #   the rows of its own replica; only the first stage may look at ids, only the last at targets. Another step
-#   may have fewer rows, or shorter ones.
+#   may have fewer rows, or shorter ones, but never fewer than micro-batches.
 # * **Tied embeddings.** The table is on the first stage and, as the head, on the last. Two copies of one
 #   parameter: equal at the start, so equal forever, if both get the *sum* of both gradients. With $p = 1$
 #   it is one parameter.

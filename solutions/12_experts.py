@@ -763,7 +763,7 @@ your_active_part = ...
 # and so does a whole router. Operations are those of matrix products.
 #
 # In a forward pass each row travels to its expert and back, and while experts are visited equally often,
-# $(n-1)/n$ of them live on another rank.
+# $(n-1)/n$ of them live on another rank. Shared experts are on every rank, and bytes need be no whole rows.
 
 
 # %% exercise="12.expert-arithmetic" difficulty=2 minutes=12

@@ -131,7 +131,7 @@ def _training(seed: int) -> list[Case]:
         settings = {**size, "steps": draw.randint(4, 6), **params}
         return grid_case(f"unseen: {name}", kind, dp, pp, tp, seed, **settings)
 
-    second = {"rows": draw.randint(2, 4), "sequence": draw.randint(2, size["sequence"] - 1)}
+    second = {"rows": max(3, draw.randint(2, 4)), "sequence": draw.randint(2, size["sequence"] - 1)}
     larger = {
         "sizes": {"dp": 1, **draw.choice([{"pp": 2, "tp": 3}, {"pp": 3, "tp": 2}])},
         "layers": 3,

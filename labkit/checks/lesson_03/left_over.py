@@ -22,11 +22,14 @@ def measured_net() -> Net:
     return Net(WIDTH, INNER).double()
 
 
-def send_grown(rank: Rank, net: Net, step: Callable[[], object]) -> None:
-    """Take one step, and then as many as the case's `more`, each from a net without gradients. Facts: grown,
-    bytes that the rank has beyond what it had after the first one; one set, those of all gradients.
+def send_grown(
+    rank: Rank, net: Net, step: Callable[[], object], first: Callable[[], object] | None = None
+) -> None:
+    """Take one step, or what is to be taken first, and then as many as the case's `more`, each from a net
+    without gradients. Facts: grown, bytes that the rank has beyond what it had after the first one; one set,
+    those of all gradients.
     """
-    _take(net, step)
+    _take(net, first or step)
     before = settled()
     for _ in range(rank.params["more"]):
         _take(net, step)
@@ -43,6 +46,15 @@ def some_loss(model: nn.Module) -> Tensor:
     """A loss of the net, or of what it is wrapped in."""
     loss: Tensor = model(torch.ones(ROWS, WIDTH, dtype=torch.float64)).square().mean()
     return loss
+
+
+def keeps_nothing_between(evidence: Evidence) -> Iterator[Finding]:
+    """Steps leave a rank what backward alone leaves it: no copy of all gradients, nor half of one."""
+    for answer in evidence.answers if "more" in evidence.case.params else ():
+        grown, one_set = answer.facts["grown"], answer.facts["one set"]
+        told = f"no more memory after {evidence.case.params['more']} steps than their gradients take"
+        seen = f"{grown:,} bytes more, where all gradients are {one_set:,}"
+        yield Finding(2 * grown < one_set, told, seen, answer.rank)
 
 
 def leaves_nothing_over(evidence: Evidence) -> Iterator[Finding]:

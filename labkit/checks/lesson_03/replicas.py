@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case
 from labkit.checks.exercise import Exercise, Finding, Judge, Property, Run, every
 from labkit.checks.lesson_03.handles import asked_handles, waits_for_all
-from labkit.checks.lesson_03.left_over import leaves_nothing_over, measured_net, send_grown, some_loss
+from labkit.checks.lesson_03.left_over import keeps_nothing_between, measured_net, send_grown, some_loss
 from labkit.checks.lesson_03.net import (
     EVERY_LAYER,
     GRADIENTS,
@@ -281,14 +281,14 @@ def _average(rank: Rank) -> None:
 
 
 def _train_on(rank: Rank) -> None:
-    """The facts of `send_grown`, in the group of all ranks."""
+    """The facts of `send_grown`, in the group of all ranks, beside a step that averages nothing."""
     net = measured_net()
 
     def step() -> None:
         some_loss(net).backward()
         rank.student.average_gradients(net, rank.group)
 
-    send_grown(rank, net, step)
+    send_grown(rank, net, step, first=lambda: some_loss(net).backward())
 
 
 def _turn_gradients(rank: Rank, net: Net, step: int) -> None:
@@ -349,7 +349,7 @@ AVERAGE = Exercise(
             1,
             "Two steps of SGD are those of one process with all rows, and steps leave nothing behind",
             "gradients of the step before are averaged again, or kept; a copy that the optimizer never sees",
-            on={"values": every(equals("trained"), leaves_nothing_over)},
+            on={"values": every(equals("trained"), keeps_nothing_between)},
         ),
         Property(
             "communication",
