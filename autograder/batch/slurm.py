@@ -1,5 +1,9 @@
 """The same grading over a Slurm job array: tasks write records to the shared folder, this process merges
 them.
+
+Slurm is asked with its own commands. submitit, a library for arrays of Python functions, learns of an end
+through `sacct`, which many clusters lack (facebookincubator/submitit, issue 1720), and hands back pickles:
+what code of students may have touched is not unpickled here.
 """
 
 from __future__ import annotations
