@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import time
 import weakref
 from collections import Counter
@@ -33,7 +34,7 @@ class Job:
     results: what the function returned. output: what each rank printed. wall_seconds: from launch to the last
     rank's end. record, and its parts collectives, spans, timeline and memory: what was recorded; times in
     seconds since the first rank entered the function. They are complete once the job has finished; `wait`
-    raises a LaunchError otherwise.
+    raises a LaunchError otherwise. Several threads may look at it, and end it.
     """
 
     def __init__(self, run: Run, notes: Sequence[str] = ()) -> None:
@@ -47,20 +48,19 @@ class Job:
         self.shown = False  # whether the output has been displayed while the job ran
         self.done = False
         self._outputs = Outputs(run.directory, self.ranks)
+        self._lock = threading.RLock()  # of what goes with the job's directory when one thread collects it
         self._started = time.monotonic()
         weakref.finalize(self, run.abandon).atexit = False
 
     @property
     def output(self) -> list[str]:
         """What each rank has printed so far (its middle left out when it is more than a mebibyte)."""
-        if not self.done:
-            self._outputs.read()
+        self._read_output()
         return self._outputs.texts()
 
     def new_output(self, positions: list[int]) -> list[str]:
         """What each rank has printed after these byte positions, which are moved forward."""
-        if not self.done:
-            self._outputs.read()
+        self._read_output()
         return self._outputs.since(positions)
 
     def output_positions(self) -> list[int]:
@@ -109,10 +109,11 @@ class Job:
 
     def poll(self, timeout: float = 0.0) -> bool:
         """Whether the job has ended; waits up to `timeout` seconds for it. Raises nothing."""
-        if not self.done:
-            diagnosis = self.run.ended(timeout)
-            if diagnosis is not None:
-                self._collect(diagnosis)
+        diagnosis = None if self.done else self.run.ended(timeout)
+        if diagnosis is not None:
+            with self._lock:
+                if not self.done:  # by another thread that has seen the end too
+                    self._collect(diagnosis)
         return self.done
 
     def wait(self, watch: Watcher | None = None) -> Job:
@@ -125,7 +126,7 @@ class Job:
             if watch is not None:
                 self.wait_for_turn()
             while not self.poll(_LOOK_EVERY):
-                self._outputs.read()
+                self._read_output()
                 if watch is not None:
                     watch(self)
         except KeyboardInterrupt:
@@ -155,17 +156,35 @@ class Job:
         """The same for another reason: "interrupted", or "failed" when a rank has."""
         while not self.done:  # it ends in a moment, and must not be left half-way
             with contextlib.suppress(KeyboardInterrupt), interrupts_later():
-                self.run.stop(reason)
+                self.stop(reason)
                 while not self.poll(_LOOK_EVERY):
                     pass
+
+    def stop(self, reason: str) -> None:
+        """Have it ended, as `end` does, and do not wait: who polls finds its end."""
+        with self._lock:
+            if not self.done:
+                self.run.stop(reason)
+
+    def set_deadline(self, seconds: float) -> None:
+        """End the job if it still works in `seconds` seconds; 0 for never."""
+        with self._lock:
+            if not self.done:
+                self.run.set_deadline(seconds)
 
     def hold(self) -> LaunchError | None:
         """Have the ranks of a job that cannot go on, because one failed, left as they are until it is ended.
 
         The error that it would have ended with; None where ranks cannot be held, or have ended meanwhile.
         """
-        diagnosis = self.run.hold()
+        with self._lock:
+            diagnosis = None if self.done else self.run.hold()
         return None if diagnosis is None or self.poll() else error_for(readable(diagnosis), self.output)
+
+    def _read_output(self) -> None:
+        with self._lock:
+            if not self.done:
+                self._outputs.read()
 
     # -- what is left of the job when it has ended
 

@@ -74,7 +74,7 @@ class Line:
         heard: called with each answer when it comes. look: called every 50 ms with those there are.
         """
         self._told_to_stop = False
-        self._job.run.set_deadline(timeout)
+        self._job.set_deadline(timeout)
         try:
             with interrupts_later() as interrupts:  # one that left answers behind would give them to the next
                 self._send(messages, interrupts)
@@ -83,8 +83,7 @@ class Line:
             self.too_late = bool(interrupts) and not self._told_to_stop
         except (OSError, EOFError) as error:
             raise error if isinstance(error, RanksLost) else RanksLost from None
-        if not self._job.done:
-            self._job.run.set_deadline(0.0)
+        self._job.set_deadline(0.0)
         return answers
 
     def close(self) -> None:

@@ -59,16 +59,17 @@ class _Log:
         self.size = 0
 
     def read(self) -> bool:
-        if self._descriptor is None:
-            try:
+        """Whether there was more. Nothing is, where there is no log yet, or its disk is gone or stale."""
+        try:
+            if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
+            available = os.fstat(self._descriptor).st_size
+            if available <= self.size:
                 return False
-        available = os.fstat(self._descriptor).st_size
-        if available <= self.size:
+            begin = max(self.size, available - _MOST_AT_ONCE) if len(self._head) >= _KEEP else self.size
+            self._add(begin, os.pread(self._descriptor, _MOST_AT_ONCE, begin))
+        except OSError:
             return False
-        begin = max(self.size, available - _MOST_AT_ONCE) if len(self._head) >= _KEEP else self.size
-        self._add(begin, os.pread(self._descriptor, _MOST_AT_ONCE, begin))
         return True
 
     def _add(self, begin: int, data: bytes) -> None:

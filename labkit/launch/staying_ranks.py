@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -141,8 +141,7 @@ class StayingRanks(ABC):
         if self._busy.acquire(timeout=_INTERRUPTED):
             return True
         if (job := self._job) is not None:
-            with suppress(ValueError):  # it has ended meanwhile
-                job.run.stop("cancelled")  # the other thread, which waits for it, collects it
+            job.stop("cancelled")  # the other thread, which waits for it, collects it
         return self._busy.acquire(timeout=_ENDED)
 
     def _begin(self) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,7 @@ import labkit
 from labkit import hosts
 from labkit.launch import client
 from labkit.launch.api import start
-from labkit.launch.failure.errors import InfrastructureError
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError
 from labkit.launch.handover.request import Wanted
 
 pytestmark = pytest.mark.timeout(60)
@@ -173,6 +174,32 @@ def test_a_background_job_can_be_looked_at_and_cancelled() -> None:
         job.wait()
     assert caught.value.verdict == "cancelled"
     assert "rank 1: running" in str(caught.value)
+
+
+def test_a_job_whose_end_two_threads_see_is_collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one has the diagnosis, and the directory is gone."""
+    job = labkit.launch(on_ranks.hello, ranks=2, wait=False)
+    ended = job.run.ended
+
+    def late(timeout: float) -> Diagnosis | None:
+        found = ended(timeout)
+        if found is not None:
+            monkeypatch.undo()
+            with ThreadPoolExecutor() as other:
+                other.submit(job.wait).result()
+        return found
+
+    monkeypatch.setattr(job.run, "ended", late)
+    assert job.wait().results == [0, 1]
+    assert len(job.memory) == 2
+
+
+def test_what_is_told_to_a_job_that_another_thread_has_collected_is_too_late() -> None:
+    job = labkit.launch(on_ranks.hello, ranks=1, wait=False).wait()
+    job.stop("cancelled")
+    job.set_deadline(1.0)
+    assert job.hold() is None
+    assert job.error is None
 
 
 def test_two_jobs_at_once() -> None:

@@ -33,6 +33,14 @@ def test_tabs_of_one_page_do_not_share_names() -> None:
     assert "<b>rank 0</b>" in render.tabs({0: "a", 1: "b"})  # what is left where styles are stripped
 
 
+def test_a_log_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    """As on a network disk that is stale: it can be opened still."""
+    log_path(tmp_path, 0).mkdir()
+    outputs = Outputs(tmp_path, 1)
+    outputs.read()
+    assert outputs.texts() == [""]
+
+
 def test_a_long_output_is_cut_with_a_note() -> None:
     text = render.clean("\n".join(map(str, range(1000))))
     assert text.startswith("[... 800 lines above are not shown]")
