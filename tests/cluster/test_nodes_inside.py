@@ -33,7 +33,8 @@ from labkit.launch.handover.owner import sign
 from labkit.launch.handover.request import Request, Wanted, end_path, status_path
 from labkit.launch.handover.reserved import RESERVED_BYTES
 from labkit.launch.nodes import beats
-from labkit.launch.nodes.files import ORDERS, new_directory, remove_stale
+from labkit.launch.nodes import run as nodes_run
+from labkit.launch.nodes.files import ORDERS, Orders, give_order, new_directory, remove_stale
 from labkit.launch.nodes.place import Nodes
 from labkit.magics import RanksMagics
 from labkit.slurm import commands
@@ -89,8 +90,24 @@ def test_evidence_that_could_not_be_written_is_missed_in_a_sentence(
 def test_room_for_the_evidence_is_taken_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
     folder = new_directory(Request(ranks=4, backend="gloo", timeout=1, nodes=2))
-    for path in (end_path(folder, 3), status_path(folder, 3), folder / "node1.json"):
+    for path in (end_path(folder, 3), status_path(folder, 3), folder / "node1.json", folder / ORDERS):
         assert path.stat().st_blocks * 512 >= RESERVED_BYTES
+
+
+def test_orders_are_read_once_each_and_go_beyond_the_room_that_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_SHARED", str(tmp_path))
+    folder = new_directory(Request(ranks=2, backend="gloo", timeout=1, nodes=2))
+    orders = Orders(folder)
+    assert orders.new() == []
+    for number in (1, 2):
+        give_order(folder, do="deadline", seconds=number)
+    assert [order["seconds"] for order in orders.new()] == [1, 2]
+    give_order(folder, do="stop", reason="x" * RESERVED_BYTES)
+    give_order(folder, do="deadline", seconds=3)
+    assert [order["do"] for order in orders.new()] == ["stop", "deadline"]
+    assert orders.new() == []
 
 
 def test_a_deadlock_between_nodes_is_found(inside: LocalSlurm) -> None:
@@ -161,6 +178,23 @@ def test_an_interrupt_that_cannot_be_written_down_ends_the_job_too(inside: Local
     assert job.error is not None
     assert job.error.verdict == "interrupted"
     assert inside.wait_until_no_job_processes(5) == []
+
+
+def test_a_session_goes_on_where_no_order_can_be_written(
+    inside: LocalSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk. The notebook keeps the time then."""
+    monkeypatch.setattr(nodes_run, "_PATIENCE", 0.5)
+    with labkit.session(ranks=2, nodes=2) as session:
+        session.run("import time\nx = rank")
+        orders = session._running_job().run.directory / ORDERS
+        orders.unlink()
+        orders.mkdir()
+        assert session.run("x").values == {0: "0", 1: "1"}
+        began = time.monotonic()
+        with pytest.raises(InfrastructureError):
+            session.run("time.sleep(60)", timeout=1)
+        assert time.monotonic() - began < 30
 
 
 def test_more_nodes_than_the_job_has(inside: LocalSlurm) -> None:

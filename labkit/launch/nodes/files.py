@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ def new_directory(request: Request) -> Path:
 
 def _furnish(path: Path, request: Request) -> None:
     sign(path)
-    for name in (ORDERS, EXIT, BEGUN, SRUN_LOG):
+    for name in (EXIT, BEGUN, SRUN_LOG):
         (path / name).touch(0o600)
     for number in range(request.nodes):
         beat_path(path, number).touch(0o600)
@@ -111,14 +112,18 @@ def _furnish(path: Path, request: Request) -> None:
         log_path(path, rank).touch(0o600)
         reserve(end_path(path, rank))
         reserve(status_path(path, rank))
-    for file in [path / MEETING, *(_report_path(path, number) for number in range(request.nodes))]:
+    for file in [
+        *(path / ORDERS, path / MEETING),
+        *(_report_path(path, number) for number in range(request.nodes)),
+    ]:
         reserve(file)
 
 
 def give_order(directory: Path, **order: Any) -> None:
-    """Tell every node something."""
-    with open(directory / ORDERS, "a") as file:
-        file.write(json.dumps(order) + "\n")
+    """Tell every node something. Room is taken for some 1,500 orders; OSError where a disk is full then."""
+    with open(directory / ORDERS, "r+b", buffering=0) as file:
+        said = file.read().rstrip(b"\0")  # behind it is the room that is left
+        os.pwrite(file.fileno(), json.dumps(order).encode() + b"\n", len(said))
 
 
 class Orders:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from labkit.launch.failure.diagnose import on_nodes
 from labkit.launch.failure.errors import Diagnosis
@@ -38,6 +41,7 @@ class NodesRun:
         self._over = False
         self._over_since = _NEVER
         self._gave_up = False
+        self._ordering = threading.Lock()
         self._silence = Silence(directory, request.nodes)
         self._silent: list[str] = []
 
@@ -62,7 +66,7 @@ class NodesRun:
         if self._step.pending():
             self._step.kill()
         try:
-            give_order(self.directory, do="stop", reason=reason)
+            self._order(do="stop", reason=reason)
         except OSError:  # a full disk: no node hears of it
             self._kill_at = now
 
@@ -76,13 +80,16 @@ class NodesRun:
         return str(self._step.state())
 
     def set_deadline(self, seconds: float) -> None:
-        give_order(self.directory, do="deadline", seconds=seconds)
+        if not self._stopping:
+            self._kill_at = time.monotonic() + seconds + _PATIENCE if seconds else _NEVER
+        with contextlib.suppress(OSError):  # a full disk: no node hears of it, and the time is kept here
+            self._order(do="deadline", seconds=seconds)
 
     def interrupt(self, pids: Mapping[int, int]) -> None:
         nodes, on_node = self.nodes, defaultdict(list)
         for rank, pid in pids.items():
             on_node[nodes[rank]].append(pid)
-        give_order(self.directory, do="interrupt", pids=on_node)
+        self._order(do="interrupt", pids=on_node)
 
     def state(self, rank: int) -> State:
         """As its node has told it last, which is up to half a second ago."""
@@ -110,6 +117,11 @@ class NodesRun:
 
     def close(self) -> None:
         remove(self.directory)
+
+    def _order(self, **order: Any) -> None:
+        """Tell every node something, one thread at a time. OSError when there is no room for it."""
+        with self._ordering:
+            give_order(self.directory, **order)
 
     def _forced_end(self, now: float) -> Diagnosis | None:
         """The end of a job that does not end by itself: out of time, told to stop, or given up."""
@@ -168,7 +180,8 @@ class NodesRun:
         now = time.monotonic()
         if not self._over and now > self._next_look:
             self._next_look = now + 0.2
-            self._reports.update(read_reports(self.directory, self.request.nodes))
+            # a new one, for threads that go through the old
+            self._reports = self._reports | read_reports(self.directory, self.request.nodes)
         return self._reports
 
     def _all_started(self) -> bool:
