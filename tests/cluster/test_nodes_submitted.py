@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +18,17 @@ from cluster_helpers import both_nodes_taken, cancelled_at_last, nothing_is_left
 from IPython.core.interactiveshell import InteractiveShell
 from nodes_functions import forever, forever_together, sum_of_ranks
 from slurm_cluster import LocalSlurm
-from waiting import wait_for_output
+from waiting import soon, wait_for_output
 
 import labkit
+from labkit import processes
+from labkit.launch.api import pickle_call
 from labkit.launch.failure.errors import InfrastructureError, JobCancelled
+from labkit.launch.handover.request import PAYLOAD, Wanted
+from labkit.launch.handover.reserved import read_reserved
 from labkit.launch.job import Job
+from labkit.launch.nodes.files import MEETING, new_directory
+from labkit.launch.nodes.place import Nodes
 from labkit.magics import RanksMagics
 from labkit.slurm import commands
 
@@ -211,6 +220,42 @@ def test_nodes_that_must_be_there_and_are_not(
             assert "may never start" in str(state)
     finally:
         outside.run("scontrol", "update", f"NodeName={gone}", "State=RESUME")
+
+
+def test_a_step_that_goes_before_its_nodes_have_met_takes_them_with_it(
+    outside: LocalSlurm, tmp_path: Path
+) -> None:
+    """A shell stands for Slurm's own process on each node; that of the first is killed."""
+    request, _ = Nodes(2).plan(Wanted(ranks=2))
+    folder = new_directory(request)
+    request.write(folder)
+    (folder / PAYLOAD).write_bytes(pickle_call(forever_together, (), {}))
+    told = {
+        **os.environ,
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "PYTHONPATH": str(Path(labkit.__file__).parents[1]),
+    }
+    command = f"{sys.executable} -m labkit.launch.nodes.node {folder} & echo $!; wait"
+
+    def begin(number: int) -> tuple[subprocess.Popen[str], int]:
+        here = {**told, "SLURM_NODEID": str(number), "SLURMD_NODENAME": f"n{number + 1}"}
+        step = subprocess.Popen(["sh", "-c", command], env=here, stdout=subprocess.PIPE, text=True)
+        assert step.stdout is not None
+        return step, int(step.stdout.readline())
+
+    steps = [begin(0)]
+    try:
+        assert soon(lambda: read_reserved(folder / MEETING) is not None, 40)
+        steps[0][0].kill()
+        steps[0][0].wait()
+        steps.append(begin(1))
+        assert soon(lambda: not any(processes.is_alive(node) for _, node in steps), 40)
+    finally:
+        for step, node in steps:
+            processes.send(node, signal.SIGKILL)
+            step.communicate()
+        shutil.rmtree(folder)
 
 
 def test_a_node_that_dies_is_named(outside: LocalSlurm) -> None:

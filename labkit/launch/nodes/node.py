@@ -28,12 +28,13 @@ _PATIENCE = 8.0  # seconds the agent gets to end the job in an orderly way
 
 
 class _Node:
-    def __init__(self, directory: Path, report: Report, follow_stdin: bool) -> None:
+    def __init__(self, directory: Path, report: Report, parent: int, follow_stdin: bool) -> None:
+        """parent: Slurm's own process of the step."""
         self._directory, self._report = directory, report
         self._control = ControlPage(control_path(directory, report.number))
         self._orders = Orders(directory)
         self._beat = Beat(directory, report.number)
-        self._stdin = follow_stdin
+        self._parent, self._stdin = parent, follow_stdin
         self._kill_at = float("inf")
 
     def run(self) -> int:
@@ -60,12 +61,11 @@ class _Node:
 
     def _attend(self, agent: int) -> int:
         """Wait for the agent, and do as the notebook says meanwhile."""
-        parent = os.getppid()
         while True:
             pid, status = os.waitpid(agent, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
-            if os.getppid() != parent or time.monotonic() > self._kill_at:
+            if os.getppid() != self._parent or time.monotonic() > self._kill_at:
                 processes.send(agent, signal.SIGKILL)
             self._beat.go_on()
             for order in self._orders.new():
@@ -101,13 +101,14 @@ class _Node:
 
 def main() -> None:
     """`node DIRECTORY [--follow-stdin]`"""
+    parent = os.getppid()  # at once: until the nodes have met it may be gone, and another one this one's
     environment = os.environ
     directory, number = Path(sys.argv[1]), int(environment["SLURM_NODEID"])
     step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     report = Report(number, environment["SLURMD_NODENAME"], step)
     report.write(directory)
     warm_up()
-    code = _Node(directory, report, number == 0 and "--follow-stdin" in sys.argv).run()
+    code = _Node(directory, report, parent, number == 0 and "--follow-stdin" in sys.argv).run()
     sys.stderr.flush()
     os._exit(code if code >= 0 else 128 - code)  # threads of the store are not waited for
 
