@@ -47,7 +47,9 @@ class Group:
         return False
 
     def end(self) -> None:
-        """End everything in it, and remove it. Can be called again."""
+        """End everything in it, and remove it. Can be called again. What is not gone SECONDS after it was
+        killed stays, and the group with it.
+        """
         until = time.monotonic() + SECONDS
         while self.path.exists() and time.monotonic() < until:
             _kill_all(self.path)

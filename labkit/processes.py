@@ -123,7 +123,9 @@ def end(pids: Iterable[int], grace: float) -> None:
 
 
 def sweep(directory: str) -> None:
-    """SIGKILL everything that carries the mark of an engine that is gone."""
+    """SIGKILL everything that carries the mark of an engine that is gone; returns when none of it runs, or
+    after 2 s: what a disk or a driver holds up ends when that lets go of it.
+    """
     until = time.monotonic() + 2
     while (left := [pid for pid in marked(directory) if is_alive(pid)]) and time.monotonic() < until:
         for pid in left:
@@ -150,7 +152,9 @@ def end_at_once(pids: Iterable[int]) -> None:
 
 
 def end_children() -> None:
-    """SIGKILL and reap every child of this process, and the orphans that it adopts meanwhile."""
+    """SIGKILL and reap every child of this process, and the orphans that it adopts meanwhile; returns when
+    there are none, or after 2 s, as `sweep`.
+    """
     until = time.monotonic() + 2
     while (left := children()) and time.monotonic() < until:
         for pid in left:

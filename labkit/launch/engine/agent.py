@@ -98,8 +98,9 @@ class Agent(QuietAgent):
 def run_job(directory: Path) -> bool:
     """Run the job of `directory` to its end, in this process; True when every rank finished.
 
-    The process must be single-threaded. When this returns, no process of the job is left, and the directory
-    holds job.json (the verdict) and a status, log and record of each rank.
+    The process must be single-threaded. When this returns, no process of the job is left but what
+    `processes.end_children` has killed and not seen go: the engine waits for that. The directory holds
+    job.json (the verdict) and a status, log and record of each rank.
     """
     request = Request.read(directory)
     processes.adopt_orphans()

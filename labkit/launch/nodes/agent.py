@@ -44,7 +44,8 @@ def _has_met(met: Met, store: dist.Store) -> Settled:
 
 def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
     """Run this node's ranks to their end, in this process, which must be single-threaded; True when every
-    rank of the job finished. Nothing of the job is left on the node then."""
+    rank of the job finished. Nothing of the job is left on the node then but what `processes.end_children`
+    has killed and not seen go."""
     request = Request.read(directory)
     processes.adopt_orphans()
     ranks = request.ranks // request.nodes
