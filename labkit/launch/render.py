@@ -32,7 +32,7 @@ def clean(text: str) -> str:
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """[0] -> "rank 0"; [0, 1, 2, 5] -> "ranks 0-2, 5"."""
+    """[0] -> "rank 0"; [0, 1, 2, 5] -> "ranks 0–2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
