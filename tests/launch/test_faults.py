@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import labkit
 from labkit import processes
 from labkit.launch import client
 from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.handover import results
 from labkit.launch.job import Job
 
 pytestmark = pytest.mark.timeout(60)
@@ -159,6 +162,19 @@ def test_an_unpicklable_function_names_the_part() -> None:
         labkit.launch(uses_it, ranks=2)
     with pytest.raises(labkit.LaunchError, match=r"argument 1 of the function\['a'\] .* _thread.lock"):
         labkit.launch(print, {"a": lock}, ranks=2)
+
+
+def test_what_goes_there_and_what_comes_back_are_searched_alike(tmp_path: Path) -> None:
+    class Box:
+        def __init__(self) -> None:
+            self.kept = frozenset([threading.Lock()])
+
+    nested = [[[[[[Box()]]]]]]
+    where = re.escape("[0][0][0][0][0][0].kept[0]")
+    with pytest.raises(labkit.LaunchError, match=f"argument 1 of the function{where} .* _thread.lock"):
+        labkit.launch(print, nested, ranks=2)
+    with pytest.raises(results.CannotSendBack, match=f"result{where} is a _thread.lock"):
+        results.write(nested, tmp_path / "result", 1 << 20)
 
 
 def test_an_unpicklable_result_names_rank_and_part() -> None:

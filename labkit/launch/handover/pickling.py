@@ -15,6 +15,8 @@ from typing import Any
 
 import cloudpickle
 
+_DEEPEST = 10  # of what is nested in something that does not pickle: it may hold itself
+
 
 class Pickler(cloudpickle.Pickler):
     """cloudpickle's, by which modules of a class of their own travel by name too; cached functions travel.
@@ -94,24 +96,32 @@ def _used_by(fn: Callable[..., Any]) -> Mapping[str, Any]:
     return {**found.globals, **found.nonlocals}
 
 
-def innermost(value: Any, path: str = "", depth: int = 0) -> tuple[str, Any]:
-    """The innermost part of a nested value that does not pickle, after how it is reached, "['a'][2].b"."""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, Mapping):
-        parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, (list, tuple)):
-        parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)]
-    elif not isinstance(value, (type, ModuleType)):
-        parts = [(f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
-    for label, part in parts if depth < 5 else ():
-        if not _pickles(part):
-            return innermost(part, label, depth + 1)
+def innermost(
+    value: Any, path: str = "", dump: Callable[[Any], object] = dumps, depth: int = 0
+) -> tuple[str, Any]:
+    """The innermost part of a nested value that does not pickle, after how it is reached, "['a'][2].b".
+
+    path: how the value itself is. dump: pickles a part, or raises anything.
+    """
+    for label, part in _parts(value, path) if depth < _DEEPEST else ():
+        if not _pickles(part, dump):
+            return innermost(part, label, dump, depth + 1)
     return path, value
 
 
-def _pickles(value: Any) -> bool:
+def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"{path}[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [(f"{path}[{index}]", part) for index, part in enumerate(value)]
+    if isinstance(value, (type, ModuleType)):
+        return []
+    return [(f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
+
+
+def _pickles(value: Any, dump: Callable[[Any], object] = dumps) -> bool:
     try:
-        dumps(value)
+        dump(value)
     except Exception:
         return False
     return True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import cloudpickle
 import torch
+
+from labkit.launch.handover.pickling import innermost
 
 
 class CannotSendBack(TypeError):
@@ -73,7 +74,7 @@ def write(value: Any, path: Path, limit: int) -> None:
     except (ResultTooLarge, OSError, MemoryError):
         raise
     except Exception as error:
-        where, part = find_unpicklable(value)
+        where, part = innermost(value, "result", _dump)
         raise CannotSendBack(
             f"the function returned something that cannot be sent back: {where} is a "
             f"{type(part).__module__}.{type(part).__qualname__} ({error}); return tensors, numbers, texts, "
@@ -81,20 +82,5 @@ def write(value: Any, path: Path, limit: int) -> None:
         ) from None
 
 
-def find_unpicklable(value: Any, where: str = "result", depth: int = 0) -> tuple[str, Any]:
-    """The innermost part of a nested value that does not pickle, and how to reach it from `where`."""
-    for label, part in _parts(value, where) if depth < 10 else ():
-        try:
-            _Pickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(part)
-        except Exception:
-            return find_unpicklable(part, label, depth + 1)
-    return where, value
-
-
-def _parts(value: Any, where: str) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(f"{where}[{key!r}]", part) for key, part in value.items()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [(f"{where}[{index}]", part) for index, part in enumerate(value)]
-    attributes = getattr(value, "__dict__", None)
-    return [(f"{where}.{key}", part) for key, part in attributes.items()] if attributes else []
+def _dump(part: Any) -> None:
+    _Pickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(part)
