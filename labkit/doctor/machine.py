@@ -13,6 +13,8 @@ from labkit.doctor.finding import GIB, MIB, Finding, State
 
 RANK_BYTES = 200 * MIB  # a rank's own: 60 when forked from the warm engine, and a lesson's tensors
 MOST_RANKS = 16  # what lessons ask for at most, with room
+# Of the 107 bytes of a socket's path multiprocessing has its own names in the folder for temporary files.
+LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 
 
 def probe_ranks() -> list[Finding]:
@@ -49,22 +51,30 @@ def probe_shared_memory() -> list[Finding]:
 
 
 def probe_temporary_folder() -> list[Finding]:
-    """The folder for jobs: writable, with room, and short enough for a socket's path (108 bytes)."""
-    folder = os.environ.get("TMPDIR", "/tmp")
+    """The folder for jobs: writable, with room, and for sockets. Ranks take one by whatever path; those that
+    Python's multiprocessing makes there itself need a short one.
+    """
+    topic, folder = "temporary folder", os.environ.get("TMPDIR", "/tmp")
     try:
         folder = tempfile.gettempdir()
-        with (
-            tempfile.TemporaryDirectory(prefix="labkit-doctor-") as made,
-            socket.socket(socket.AF_UNIX) as probe,
-        ):
+        with tempfile.TemporaryDirectory(prefix="labkit-doctor-") as made:
             Path(made, "file").write_bytes(b"x" * MIB)
-            probe.bind(str(Path(made, "socket")))
+            _make_socket(made)
     except OSError as error:
-        return [
-            Finding(
-                "temporary folder", "failed", f"{folder}: {error}", "export TMPDIR=/path/to/a/short/folder"
-            )
-        ]
+        return [Finding(topic, "failed", f"{folder}: {error}", "export TMPDIR=/path/to/another/folder")]
+    if (length := len(os.fsencode(folder))) > LONGEST_FOLDER:
+        says = f"{folder}: {length} bytes; data loaders with workers want {LONGEST_FOLDER} at most"
+        return [Finding(topic, "note", says, "export TMPDIR=/path/to/a/short/folder")]
     free = shutil.disk_usage(folder).free
     state: State = "ok" if free > GIB else "note"
-    return [Finding("temporary folder", state, f"{folder}, {free / GIB:.1f} GiB free")]
+    return [Finding(topic, state, f"{folder}, {free / GIB:.1f} GiB free")]
+
+
+def _make_socket(folder: str) -> None:
+    """As a session does: by the folder's number, since a path may be longer than a socket's address."""
+    number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(f"/proc/self/fd/{number}/socket")
+    finally:
+        os.close(number)

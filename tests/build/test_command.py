@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from labkit.checks.practice import exercises_of
 from labkit.cli import main
+from labkit.doctor.machine import LONGEST_FOLDER, probe_temporary_folder
 from labkit.doctor.surroundings import slurm_too_old
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -212,6 +214,24 @@ def test_no_folder_for_temporary_files(words: list[str], says: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_a_temporary_folder_with_too_long_a_path_is_told(
+    monkeypatch: pytest.MonkeyPatch, longer: int
+) -> None:
+    """A worker of a data loader hands a tensor on in this way, and does not come to an end otherwise."""
+    hands_on = "from multiprocessing.resource_sharer import DupFd; DupFd(0)"
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        folder = Path(short, "x" * (LONGEST_FOLDER + longer - len(short) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        (finding,) = probe_temporary_folder()
+        assert ("data loaders" in finding.says) == bool(longer)
+        assert finding.state in ("ok", "note"), "ranks go"
+        here = {**os.environ, "TMPDIR": str(folder)}
+        worker = subprocess.run([sys.executable, "-c", hands_on], env=here, stderr=subprocess.PIPE, text=True)
+        assert ("AF_UNIX path too long" in worker.stderr) == bool(longer), worker.stderr
 
 
 def test_doctor_goes_on_where_one_thing_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
