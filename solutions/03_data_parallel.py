@@ -752,13 +752,12 @@ Table(
 # %% [markdown]
 # ### Exercise: token_weighted_loss
 #
-# Data parallelism will **average** gradients over
-# ranks, whatever you do. Write the loss to call `backward` on, so that this average is the gradient of the
-# mean over all tokens of all ranks, to the precision of the sum you are given (all ranks together have 16
-# million tokens at most). One number may be sent. What you return is a scalar, of the dtype of `loss_sum` or
-# wider. A rank may have no tokens at all: it takes part in the averaging all the same, with gradients of
-# zeros. Your function leaves `loss_sum` as it is: its value, and
-# what `loss_sum.backward()` itself would give.
+# Data parallelism will **average** gradients over ranks, whatever you do. Write the loss to call `backward`
+# on, so that this average is the gradient of the mean over all tokens of all ranks, to the precision of the
+# sum you are given (all ranks together have 16 million tokens at most). One number is sent; a group of one
+# may send none. What you return is a scalar, of the dtype of `loss_sum` or wider. A rank may have no tokens
+# at all: it takes part in the averaging all the same, with gradients of zeros. Your function leaves
+# `loss_sum` as it is: its value, and what `loss_sum.backward()` itself would give.
 #
 # <details><summary>Hint</summary>Write the loss you want, $\sum_r S_r / \sum_r n_r$, as $\frac1d \sum_r
 # (\dots)$. What is in the parentheses?</details>

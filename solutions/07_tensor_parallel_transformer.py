@@ -821,8 +821,9 @@ prediction("outputs over inputs", your_factor, (torch.stack(partial_sums).sum(0)
 # ### Exercise: draw your part
 #
 # Either dimension can be cut, 0 or 1; a whole weight need not divide. Numbers are of torch's default type,
-# normal, not uniform, each drawn by itself; their mean and standard deviation may be 4% of the latter off. A
-# second weight of the same shape has other numbers. Nothing is sent, and nobody draws a cut weight whole.
+# normal, not uniform, each drawn by itself; their mean and their spread may be off by 4% of the standard
+# deviation that is asked for. A second weight of the same shape has other numbers. Nothing is sent, and
+# nobody draws a cut weight whole.
 #
 # Below the exercise, look at how each part begins and at its spread: blocks differ from rank to rank, the
 # whole weight does not, and the spread is 1 everywhere.

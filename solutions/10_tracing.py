@@ -280,8 +280,9 @@ labkit.check("10.exposed-communication", exposed_communication)
 # `starts[rank][k]` and `ends[rank][k]` say when the rank came to the $k$-th collective, and left it, by
 # **its own** clock. All ranks take part in all of them.
 #
-# * `clocks_ahead`: by how much each clock is ahead of rank 0's, in the unit of `ends`: the median over the
-#   collectives of the differences of the ends (of an even number the mean of the middle two).
+# * `clocks_ahead`: by how much each clock is ahead of rank 0's, in the unit of `ends`, seconds or any other:
+#   the median over the collectives of the differences of the ends (of an even number the mean of the middle
+#   two).
 # * `find_stragglers`: for each collective the rank that came last, and how long the others waited for it,
 #   all together (in rank-seconds: what you pay for). Of ranks that came at the same moment the lowest.
 #
