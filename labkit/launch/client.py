@@ -138,14 +138,15 @@ class EngineProcess:
             self._process.wait()
         directory.remove(self.directory)
 
-    def bury(self) -> None:
-        """The engine died: end what it left."""
+    def bury(self) -> int:
+        """The engine died: end what it left. Returns its exit status, or minus the signal."""
         atexit.unregister(self.close)
         self._process.kill()
-        self._process.wait()
+        code = self._process.wait()
         self._control.close()
         processes.sweep(str(self.directory))
         directory.remove(self.directory)
+        return code
 
     def _send(self, message: dict[str, str]) -> None:
         try:

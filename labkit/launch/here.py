@@ -171,8 +171,8 @@ class EngineRun:
 
     def _engine_gone(self) -> Diagnosis:
         words = self._engine.last_words()
-        self._engine.bury()
-        summary = "the launcher's engine process was ended from outside" + (f": {words}" if words else "")
+        how = "failed" if self._engine.bury() > 0 else "was ended from outside"
+        summary = f"the launcher's engine process {how}" + (f": {words}" if words else "")
         return Diagnosis("infrastructure", summary, hint="launch again: a new engine starts by itself")
 
 

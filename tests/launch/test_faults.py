@@ -18,8 +18,12 @@ from waiting import wait_for_output
 import labkit
 from labkit import processes
 from labkit.launch import client
-from labkit.launch.failure.errors import Diagnosis
+from labkit.launch.engine.facts import read_verdict
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError
 from labkit.launch.handover import results
+from labkit.launch.handover.directory import remove
+from labkit.launch.handover.request import REQUEST, VERDICT
+from labkit.launch.handover.reserved import reserve
 from labkit.launch.job import Job
 
 pytestmark = pytest.mark.timeout(60)
@@ -229,6 +233,34 @@ def test_the_engine_killed_between_jobs() -> None:
         time.sleep(0.001)
     assert labkit.launch(on_ranks.hello, ranks=1).results == [0]
     assert not engine.directory.exists()
+
+
+def test_an_error_in_the_engine_is_told() -> None:
+    job = labkit.launch(on_ranks.sleeps, ranks=2, wait=False)
+    wait_for_output(job)
+    engine = client.engine()
+    engine._control.send(b"no order")
+    with pytest.raises(InfrastructureError, match=r"(?s)process failed: Traceback .*JSONDecodeError"):
+        job.wait()
+    assert processes.marked(str(engine.directory)) == []
+    assert not engine.directory.exists()
+
+
+def test_a_job_that_cannot_be_begun_fails_alone() -> None:
+    other = labkit.launch(on_ranks.late_but_fine, 1.0, ranks=2, wait=False)
+    engine = client.engine()
+    job = engine.new_job()
+    reserve(job / VERDICT)
+    (job / REQUEST).write_text("{}")
+    engine.run(job)
+    assert engine.ended(job, 20) == 3
+    told = read_verdict(job)
+    assert told is not None
+    assert told.verdict == "infrastructure"
+    assert told.summary.startswith("the job could not be started: ValidationError: ")
+    remove(job)
+    assert other.wait().results == [1, 1]
+    assert client.engine() is engine
 
 
 def test_the_agent_killed() -> None:

@@ -17,9 +17,11 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +73,18 @@ class Engine:
                 self._poll.register(descriptor, select.POLLIN)
 
     def serve(self) -> None:
-        """Until the notebook is gone; then end every job and remove the directory."""
+        """Until the notebook is gone; then end every job and remove the directory.
+
+        An error of the engine's own ends the jobs too; the notebook removes the directory, with the log in it,
+        when it has read there what that was.
+        """
         try:
             self._send({"event": "ready"})
             while self._turn():
                 pass
         finally:
-            self._clean_up()
+            self._end_jobs()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _turn(self) -> bool:
         idle, busy = not self._complete and not self._jobs, self._had >= _BUSY
@@ -111,19 +118,35 @@ class Engine:
         return True
 
     def _run(self, job: str) -> None:
+        """Fork a job. One that cannot be begun ends alone: others run."""
+        try:
+            self._begin(job)
+        except Exception as error:
+            with contextlib.suppress(OSError):  # a full disk
+                traceback.print_exc()
+            self._refuse(job, _not_begun(error))
+
+    def _begin(self, job: str) -> None:
         from labkit.launch.engine.agent import fork_job
 
         directory = self._directory / job
         request = Request.read(directory)
         gpus = device_names(request.devices, {**os.environ, **request.env})
-        taken = self._gpus.take(gpus)
-        if taken:
-            write_reserved(directory / VERDICT, _gpus_taken(taken))
-            self._send({"event": "ended", "job": job, "code": 3})
+        if taken := self._gpus.take(gpus):
+            self._refuse(job, _gpus_taken(taken))
             return
-        import_for_ranks(request.imports)
-        pid = fork_job(directory)
+        try:
+            import_for_ranks(request.imports)
+            pid = fork_job(directory)
+        except BaseException:
+            self._gpus.give_back(gpus)
+            raise
         self._jobs[pid] = _Running(job, gpus)
+
+    def _refuse(self, job: str, why: Diagnosis) -> None:
+        with contextlib.suppress(OSError):  # then the notebook has the engine's last words
+            write_reserved(self._directory / job / VERDICT, why)
+        self._send({"event": "ended", "job": job, "code": 3})
 
     def _kill(self, job: str) -> None:
         for pid, running in self._jobs.items():
@@ -136,8 +159,6 @@ class Engine:
             self._remove_forgotten(job)
 
     def _remove_forgotten(self, job: str) -> None:
-        import shutil
-
         if job in self._forgotten:
             self._forgotten.remove(job)
             shutil.rmtree(self._directory / job, ignore_errors=True)
@@ -167,14 +188,11 @@ class Engine:
         with contextlib.suppress(OSError):  # the notebook is gone: the next turn notices
             self._control.send(json.dumps(message).encode())
 
-    def _clean_up(self) -> None:
-        import shutil
-
+    def _end_jobs(self) -> None:
         for pid in self._jobs:
             processes.send(pid, signal.SIGKILL)
         processes.end_children()
         processes.sweep(str(self._directory))  # what the notebook itself started in the same name
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _woken_by_children() -> int:
@@ -198,6 +216,11 @@ def _gpus_taken(by: str) -> Diagnosis:
     return Diagnosis("infrastructure", by, hint=hint)
 
 
+def _not_begun(error: Exception) -> Diagnosis:
+    summary = f"the job could not be started: {type(error).__name__}: {error}"
+    return Diagnosis("infrastructure", summary, hint="launch again; your code is not to blame")
+
+
 def main() -> None:
     """`engine FD DIRECTORY OWNER_PID`, in the order of `client.EngineProcess`."""
     descriptor, directory, owner = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -206,10 +229,14 @@ def main() -> None:
     warm_up()
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
+    code = 1
     try:
         Engine(control, directory, owner).serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def warm_up() -> None:
