@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import wait_for_output
 
+import labkit
 from labkit import hosts
 from labkit.hosts import choose_placement, gpu_count
 from labkit.launch.engine import gpu_lock
@@ -50,6 +53,34 @@ def test_a_gpu_that_many_have_asked_for_is_still_refused_at_once(monkeypatch: py
     locks.give_back([name])
     assert f"process {os.getpid()}" in told[0]
     assert told[-1] == f"GPU {name} is in use by another notebook"
+
+
+def test_a_gpu_is_free_once_its_job_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Although another job of the same notebook was forked meanwhile, and runs on."""
+
+    def until(name: str) -> None:
+        print("ready", flush=True)
+        while not Path(name).exists():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)  # and nobody uses these GPUs
+    gpus = [f"GPU-{os.getpid()}-{number}" for number in range(2)]
+    ends = [tmp_path / gpu for gpu in gpus]
+    jobs = [
+        labkit.launch(
+            until, str(end), ranks=1, backend="gloo", env={"CUDA_VISIBLE_DEVICES": gpu}, wait=False
+        )
+        for gpu, end in zip(gpus, ends, strict=True)
+    ]
+    for job in jobs:
+        wait_for_output(job)
+    another = gpu_lock.GpuLocks()
+    assert "in use by" in another.take([gpus[0]])
+    ends[0].touch()
+    jobs[0].wait()
+    assert another.take([gpus[0]]) == ""
+    ends[1].touch()
+    jobs[1].wait()
 
 
 def test_gpus_are_named_alike_for_all() -> None:

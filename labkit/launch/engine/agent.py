@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,12 @@ def run_job(directory: Path) -> bool:
             remove_stale()
 
 
-def fork_job(directory: Path) -> int:
-    """Run a job in a forked process with a session of its own, which ends with this one; returns its pid."""
+def fork_job(directory: Path, let_go: Callable[[], object] = lambda: None) -> int:
+    """Run a job in a forked process with a session of its own, which ends with this one; returns its pid.
+
+    let_go: called in that process, to close what it should not have of this one's. OSError when there cannot
+    be another process.
+    """
     quieten_elastic()
     parent = os.getpid()
     pid = os.fork()
@@ -137,6 +142,7 @@ def fork_job(directory: Path) -> int:
             processes.die_with_parent(parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            let_go()
             code = 0 if run_job(directory) else 3
         except BaseException:
             traceback.print_exc()

@@ -137,11 +137,18 @@ class Engine:
             return
         try:
             import_for_ranks(request.imports)
-            pid = fork_job(directory)
+            pid = fork_job(directory, self._let_go)
         except BaseException:
             self._gpus.give_back(gpus)
             raise
         self._jobs[pid] = _Running(job, gpus)
+
+    def _let_go(self) -> None:
+        """In a fork: what would keep a GPU taken whose job has ended, and hide from the notebook that the
+        engine has.
+        """
+        self._gpus.let_go()
+        self._control.close()
 
     def _refuse(self, job: str, why: Diagnosis) -> None:
         with contextlib.suppress(OSError):  # then the notebook has the engine's last words

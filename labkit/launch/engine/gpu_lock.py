@@ -69,6 +69,11 @@ class GpuLocks:
         self._jobs.subtract(names)
         self._drop_unused()
 
+    def let_go(self) -> None:
+        """In a fork of the process that took them: else a GPU stays taken until the fork has ended too."""
+        for listener in self._sockets.values():
+            listener.close()
+
     def _drop_unused(self) -> None:
         for name in [name for name in self._sockets if self._jobs[name] <= 0]:
             self._sockets.pop(name).close()
