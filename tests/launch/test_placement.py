@@ -55,6 +55,28 @@ def test_a_gpu_that_many_have_asked_for_is_still_refused_at_once(monkeypatch: py
     assert told[-1] == f"GPU {name} is in use by another notebook"
 
 
+def test_a_lock_that_cannot_be_had_is_not_told_as_taken() -> None:
+    """With room for one more open file of the two that are needed, in a process of its own."""
+    code = f"""
+import os, resource
+from labkit.launch.engine.gpu_lock import GpuLocks
+names, others = [f"test-{os.getpid()}-{{number}}" for number in range(2)], GpuLocks()
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+free = os.dup(0)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))
+locks = GpuLocks()
+try:
+    print(locks.take(names))
+except OSError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+print(repr(others.take(names)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[Errno 24] Too many open files\n''\n", done.stderr
+
+
 def test_a_gpu_is_free_once_its_job_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Although another job of the same notebook was forked meanwhile, and runs on."""
 

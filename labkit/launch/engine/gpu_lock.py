@@ -7,6 +7,7 @@ connects to it is told by the system which process and user that is.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import socket
@@ -49,18 +50,19 @@ class GpuLocks:
         self._jobs: Counter[str] = Counter()
 
     def take(self, names: Sequence[str]) -> str:
-        """Take GPUs for a job. "" when that worked; otherwise who holds one of them, and none is taken."""
+        """Take GPUs for a job. "" when that worked; otherwise who holds one of them, and none is taken.
+
+        OSError, and none is taken, when there cannot be another socket.
+        """
         for name in names:
             if name not in self._sockets:
-                listener = socket.socket(socket.AF_UNIX)
                 try:
-                    listener.bind(_address(name))
-                    listener.listen(_ASKED)
-                except OSError:
-                    listener.close()
+                    self._sockets[name] = _lock(name)
+                except OSError as error:
                     self._drop_unused()
+                    if error.errno != errno.EADDRINUSE:
+                        raise
                     return f"GPU {name} is in use by {holder(name)}"
-                self._sockets[name] = listener
         self._jobs.update(names)
         return ""
 
@@ -77,6 +79,17 @@ class GpuLocks:
     def _drop_unused(self) -> None:
         for name in [name for name in self._sockets if self._jobs[name] <= 0]:
             self._sockets.pop(name).close()
+
+
+def _lock(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(_address(name))
+        listener.listen(_ASKED)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _address(name: str) -> str:
