@@ -69,6 +69,20 @@ def test_ranks_take_a_sites_gpus_where_torch_can(
     assert has_cuda or "4 GPUs there, and a torch without CUDA" in notes[0]
 
 
+def test_ranks_of_a_site_are_placed_by_the_environment_that_they_will_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_SITE", "leonardo")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "abc")
+    monkeypatch.setenv("PATH", without_answers(tmp_path / "bin", "sbatch"))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(hosts, "torch_has_cuda", lambda: True)
+    second, _ = Nodes(2).plan(Wanted(env={"CUDA_VISIBLE_DEVICES": "1"}))
+    assert (second.ranks, second.backend, second.devices) == (2, "nccl", [0, 0])
+    hidden, _ = Nodes(2).plan(Wanted(env={"CUDA_VISIBLE_DEVICES": ""}))
+    assert (hidden.ranks, hidden.backend, hidden.devices) == (8, "gloo", [])
+
+
 def test_ranks_that_a_site_does_not_give_cost_no_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,9 @@ import labkit
 from labkit import hosts
 from labkit.hosts import choose_placement, gpu_count
 from labkit.launch.engine import gpu_lock
-from labkit.launch.handover.request import Wanted
+from labkit.launch.handover.request import Request, Wanted
 from labkit.launch.here import Here
+from labkit.launch.nodes.files import read_reports
 
 
 def test_a_gpu_is_held_by_one_engine_at_a_time() -> None:
@@ -89,9 +90,7 @@ def test_a_gpu_is_free_once_its_job_has_ended(monkeypatch: pytest.MonkeyPatch, t
     gpus = [f"GPU-{os.getpid()}-{number}" for number in range(2)]
     ends = [tmp_path / gpu for gpu in gpus]
     jobs = [
-        labkit.launch(
-            until, str(end), ranks=1, backend="gloo", env={"CUDA_VISIBLE_DEVICES": gpu}, wait=False
-        )
+        labkit.launch(until, str(end), ranks=1, backend="gloo", env={"CUDA_VISIBLE_DEVICES": gpu}, wait=False)
         for gpu, end in zip(gpus, ends, strict=True)
     ]
     for job in jobs:
@@ -118,6 +117,36 @@ def test_jobs_that_count_their_gpus_from_0_do_not_meet(said: str) -> None:
     assert gpu_lock.device_names([0, 1], one) == ["1", "2"]
     assert gpu_lock.device_names([0, 1], two) == ["4", "6"]
     assert gpu_lock.device_names([0], {"CUDA_VISIBLE_DEVICES": "1", said: "4,6"}) == ["6"]
+
+
+@pytest.mark.parametrize(("visible", "shows"), [("1", 1), ("", 0), ("0,-1,1", 1)])
+def test_gpus_that_are_not_shown_are_missed_in_a_sentence(visible: str, shows: int) -> None:
+    with pytest.raises(ValueError, match=f"have 2 GPUs, .*='{visible}' shows {shows}:"):
+        gpu_lock.device_names([0, 1], {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_a_node_takes_the_gpus_that_its_ranks_will_see(tmp_path: Path) -> None:
+    """Those of the job's environment. Without them it says why, and forks no rank."""
+    code = """
+import sys
+from pathlib import Path
+from labkit.launch.nodes.agent import Met, Report, run_node
+print(run_node(Path(sys.argv[1]), Report(0, "n1", "7.0"), Met(0, 1, "127.0.0.1", 1), "127.0.0.1"))
+"""
+    locks, taken = gpu_lock.GpuLocks(), f"GPU-{os.getpid()}-taken"
+    assert locks.take([taken]) == ""
+    told = []
+    for devices in ([1], [2]):
+        env = {"CUDA_VISIBLE_DEVICES": f"GPU-{os.getpid()}-free,{taken}"}
+        Request(ranks=1, backend="gloo", timeout=5, devices=devices, env=env).write(tmp_path)
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        own = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"}
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "False\n", done.stderr
+        told.append(read_reports(tmp_path, 1)[0].reason)
+    locks.give_back([taken])
+    assert told[0].startswith(f"GPU {taken} is in use by")
+    assert told[1].startswith("the GPUs of the ranks cannot be taken: ranks were to have 3 GPUs, and")
 
 
 def test_a_job_that_counts_as_the_machine_does() -> None:

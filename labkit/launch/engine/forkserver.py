@@ -75,8 +75,8 @@ class Engine:
     def serve(self) -> None:
         """Until the notebook is gone; then end every job and remove the directory.
 
-        An error of the engine's own ends the jobs too; the notebook removes the directory, with the log in it,
-        when it has read there what that was.
+        An error of the engine's own ends the jobs too. The directory then stays for the notebook, which reads
+        in the log what that was.
         """
         try:
             self._send({"event": "ready"})

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from labkit.hosts import gpu_count
+
 _ASKED = 4096  # times that others are told who has a GPU; Linux may allow less (net.core.somaxconn)
 
 
@@ -24,11 +26,16 @@ def device_names(devices: Sequence[int], environment: Mapping[str, str]) -> list
 
     In a job of Slurm that may touch no other GPUs (ConstrainDevices), that variable counts the job's own from
     0, and so does the neighbour's job; Slurm says which of the machine's they are (sbatch(1), srun(1)).
+    ValueError for an index that the variable does not have.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return sorted({str(index) for index in devices})
-    known = _of_the_machine([part.strip() for part in visible.split(",")], environment)
+    shown = [part.strip() for part in visible.split(",")][: gpu_count(environment)]
+    if devices and max(devices) >= len(shown):
+        found = f"on {socket.gethostname()} CUDA_VISIBLE_DEVICES={visible!r} shows {len(shown)}"
+        raise ValueError(f"ranks were to have {max(devices) + 1} GPUs, and {found}: take fewer, or show more")
+    known = _of_the_machine(shown, environment)
     return sorted({known[index] for index in devices})
 
 

@@ -42,6 +42,15 @@ def _has_met(met: Met, store: dist.Store) -> Settled:
     return Settled("labkit", RendezvousInfo(store, met.rank, met.nodes, where), use_agent_store=True)
 
 
+def _take_gpus(locks: GpuLocks, request: Request) -> str:
+    """Take those of this node's ranks, in which nodes are alike. "" when that worked; otherwise why not."""
+    devices = request.devices[: request.ranks // request.nodes]
+    try:
+        return locks.take(device_names(devices, {**os.environ, **request.env}))
+    except (OSError, ValueError) as error:
+        return f"the GPUs of the ranks cannot be taken: {error}"
+
+
 def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
     """Run this node's ranks to their end, in this process, which must be single-threaded; True when every
     rank of the job finished. Nothing of the job is left on the node then but what `processes.end_children`
@@ -51,8 +60,8 @@ def run_node(directory: Path, report: Report, met: Met, address: str) -> bool:
     ranks = request.ranks // request.nodes
     report = replace(report, first=met.rank * ranks, ranks=ranks, clock=time.time() - time.monotonic())
     locks = GpuLocks()
-    if taken := locks.take(device_names(request.devices[:ranks], os.environ)):
-        replace(report, state="ended", reason=taken).write(directory)
+    if refused := _take_gpus(locks, request):
+        replace(report, state="ended", reason=refused).write(directory)
         return False
     if interface := interface_of(address):
         for library in ("GLOO", "NCCL"):

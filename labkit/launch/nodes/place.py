@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from labkit import hosts
@@ -43,7 +43,8 @@ class Nodes:
     def _plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
         site, inside = current_site(), slurm.allocation()
         _check(wanted.ranks, self.nodes, inside)
-        gpus, notes = hosts.usable(_gpus_of_a_node(inside) if inside else site.gpus)
+        there = _gpus_of_a_node(inside) if inside else site.gpus
+        gpus, notes = hosts.usable(_shown(there, wanted.env))
         total = wanted.ranks or self.nodes * (gpus or hosts.RANKS_WITHOUT_GPU)
         if total % self.nodes:
             raise ValueError(
@@ -106,6 +107,11 @@ def _refused(nodes: int, error: slurm.SlurmError) -> InfrastructureError:
 def _gpus_of_a_node(inside: slurm.Allocation) -> int:
     """Those of this node; on the login node, where `salloc` may leave its shell, those of the nodes."""
     return hosts.gpu_count() if "SLURMD_NODENAME" in os.environ else slurm.gpus_of(inside.job)
+
+
+def _shown(there: int, env: Mapping[str, str]) -> int:
+    """How many GPUs of a node ranks see: `launch(env=...)` has the last word."""
+    return min(there, hosts.gpu_count(env)) if "CUDA_VISIBLE_DEVICES" in env else there
 
 
 def _check(ranks: int | None, nodes: int, inside: slurm.Allocation | None) -> None:
