@@ -23,9 +23,10 @@ import click
 
 from labkit import processes
 from labkit.hosts import choose_placement
-from labkit.launch.engine.forkserver import import_the_rest, warm_up
+from labkit.launch.engine.forkserver import gpus_taken, import_the_rest, warm_up
+from labkit.launch.engine.gpu_lock import GpuLocks, device_names
 from labkit.launch.handover.request import CONTROL, RANK, VERDICT, Request, Wanted
-from labkit.launch.handover.reserved import read_reserved, reserve
+from labkit.launch.handover.reserved import read_reserved, reserve, write_reserved
 from labkit.record.state import ControlPage
 
 _PATIENCE = 10.0  # seconds after the deadline until the agent is ended with its job
@@ -44,11 +45,10 @@ def run(
     rank: see `Request`.
 
     Returns {"directory", "verdict", "seconds"}; the verdict is "finished", one of `LaunchError.verdict`, and
-    "infrastructure" when the job left no report. ValueError for ranks, a timeout or a backend that cannot be;
-    FileExistsError when the directory has had a job.
+    "infrastructure" when the job left no report or others have its GPUs. ValueError for ranks, a timeout or a
+    backend that cannot be; FileExistsError when the directory has had a job; OSError when nothing can be
+    written there, or no process or lock be had.
     """
-    from labkit.launch.engine.agent import fork_job  # torch, which `warm_up` imports as forks need it
-
     if (directory / VERDICT).exists():
         raise FileExistsError(f"{directory} has had a job already: give each job a directory of its own")
     wanted = Wanted(ranks, backend, timeout)
@@ -68,13 +68,25 @@ def run(
     )
     request.write(directory)
     reserve(directory / VERDICT)
-    control = ControlPage(directory / CONTROL)
-    control.set_deadline(started + timeout, timeout)
-    _wait(fork_job(directory), started + timeout + _PATIENCE)
-    control.close()
+    locks, gpus = GpuLocks(), device_names(request.devices, os.environ)
+    if taken := locks.take(gpus):
+        write_reserved(directory / VERDICT, gpus_taken(taken))
+    else:
+        try:
+            _run_forked(directory, started + timeout, timeout)
+        finally:
+            locks.give_back(gpus)
     found = read_reserved(directory / VERDICT)
     verdict = found["verdict"] if found else "infrastructure"
     return {"directory": str(directory), "verdict": verdict, "seconds": time.monotonic() - started}
+
+
+def _run_forked(directory: Path, deadline: float, timeout: float) -> None:
+    from labkit.launch.engine.agent import fork_job  # torch, which `warm_up` imports as forks need it
+
+    with contextlib.closing(ControlPage(directory / CONTROL)) as control:
+        control.set_deadline(deadline, timeout)
+        _wait(fork_job(directory), deadline + _PATIENCE)
 
 
 def _wait(agent: int, deadline: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +11,25 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from labkit.launch.engine.facts import diagnose_directory
+from labkit.launch.engine.facts import diagnose_directory, read_verdict
+from labkit.launch.engine.gpu_lock import GpuLocks
 from labkit.launch.standalone import main
 from labkit.record.files import read_records
 
 pytestmark = pytest.mark.timeout(60)
 
 MODULE = """
-import pathlib
+import os, pathlib
 import torch, torch.distributed as dist
 
 def fine(directory):
     dist.all_reduce(torch.ones(3))
     pathlib.Path(directory, f"answer{dist.get_rank()}").write_text("42")
     print("done on", dist.get_rank())
+
+def asks(directory):
+    from labkit.launch.engine.gpu_lock import GpuLocks
+    print(GpuLocks().take([os.environ["CUDA_VISIBLE_DEVICES"]]))
 
 def stuck(directory):
     if dist.get_rank() == 0:
@@ -118,6 +124,40 @@ def test_a_job_that_cannot_be_is_refused_in_one_line(work: Path) -> None:
         assert f"Error: {told}" in done.stderr
         assert "Traceback" not in done.stderr
     assert list((work / "job").iterdir()) == []
+
+
+def test_gpus_are_taken_while_a_job_runs(work: Path) -> None:
+    """One that a notebook has is refused; by the next jobs of this process it is taken again."""
+    code = "from labkit import hosts; hosts.torch_has_cuda = lambda: True\n"
+    code += "from labkit.launch.standalone import main; main()"
+    gpu, notebook = f"GPU-{os.getpid()}", GpuLocks()
+    jobs = [work / name for name in ("refused", "first", "second")]
+    assert notebook.take([gpu]) == ""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "--serve"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+        cwd=work,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        verdicts = []
+        for job in jobs:
+            job.mkdir()
+            about = {"directory": str(job), "target": "submitted:asks", "ranks": 1, "timeout": 20}
+            server.stdin.write(json.dumps({**about, "backend": "gloo"}) + "\n")
+            server.stdin.flush()
+            verdicts.append(json.loads(server.stdout.readline())["verdict"])
+            notebook.give_back([gpu] if job is jobs[0] else [])
+        server.stdin.close()
+    assert verdicts == ["infrastructure", "finished", "finished"]
+    refused = read_verdict(jobs[0])
+    assert refused is not None
+    assert refused.summary.startswith(f"GPU {gpu} is in use by")
+    for job in jobs[1:]:
+        assert (job / "rank0.log").read_text().startswith(f"GPU {gpu} is in use by")
 
 
 def test_help_tells_the_exit_status_of_a_job_that_failed() -> None:

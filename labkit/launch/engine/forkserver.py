@@ -133,7 +133,7 @@ class Engine:
         request = Request.read(directory)
         gpus = device_names(request.devices, {**os.environ, **request.env})
         if taken := self._gpus.take(gpus):
-            self._refuse(job, _gpus_taken(taken))
+            self._refuse(job, gpus_taken(taken))
             return
         try:
             import_for_ranks(request.imports)
@@ -218,7 +218,8 @@ def _told_of_end(pid: int) -> int | None:
         return None
 
 
-def _gpus_taken(by: str) -> Diagnosis:
+def gpus_taken(by: str) -> Diagnosis:
+    """Why a job was not begun. by: what `GpuLocks.take` says."""
     hint = "wait for it, choose other GPUs with CUDA_VISIBLE_DEVICES, or use backend='gloo' without GPUs"
     return Diagnosis("infrastructure", by, hint=hint)
 
