@@ -115,6 +115,14 @@ def test_held_ranks_go_with_their_session(how: str) -> None:
     assert soon(lambda: not jobs_of(client.engine().directory), within=5)
 
 
+def test_what_fails_in_the_debugger_is_told() -> None:
+    sour = "class Sour(Exception):\n    def __str__(self): raise RuntimeError('no text')\nraise Sour"
+    with labkit.session(ranks=1) as session:
+        with pytest.raises(labkit.LaunchError, match="Sour"):
+            session.run(sour)
+        assert session.debug(0) == "*** RuntimeError: no text\n"
+
+
 def test_a_command_that_waits_for_others_ends_a_session_that_lived(kernel: Kernel) -> None:
     """All ranks had answered: the one that now waits alone is told as any deadlock is. It begins at the
     person's own line, though the error comes from deeper."""

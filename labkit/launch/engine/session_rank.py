@@ -150,7 +150,8 @@ class _Rank:
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         except BaseException as error:
-            return f"*** {type(error).__name__}\n"
+            told = describe_error(error)
+            return f"*** {told['type']}" + (f": {told['message']}\n" if told["message"] else "\n")
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
         """Write it where the agent finds it, in case the other ranks now wait for ever."""
