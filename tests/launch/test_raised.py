@@ -74,6 +74,34 @@ def test_an_exception_without_a_text_does_not_hide_itself() -> None:
     assert "raise Mute" in text
 
 
+def test_an_exception_that_cannot_be_looked_at_does_not_hide_itself() -> None:
+    class Sour(Exception):
+        @property
+        def __notes__(self) -> list[str]:
+            raise RuntimeError("no")
+
+    def work() -> None:
+        raise Sour("the text")
+
+    text = shown(work)
+    assert "rank 0 failed: Sour: the text" in text
+    assert "(where it came from cannot be had: RuntimeError)" in text
+    with labkit.session(ranks=1) as session, pytest.raises(labkit.LaunchError, match="Sour: the text"):
+        session.call(work)
+
+
+def test_an_exception_that_ends_who_looks_at_it_is_missed_in_a_sentence() -> None:
+    class Bitter(Exception):
+        @property
+        def __notes__(self) -> list[str]:
+            raise SystemExit
+
+    def work() -> None:
+        raise Bitter
+
+    assert "could not write why" in shown(work)
+
+
 def test_a_chain_that_bites_its_tail_ends() -> None:
     def work() -> None:
         one, other = ValueError("one"), TypeError("other")

@@ -26,8 +26,23 @@ def describe_error(error: BaseException, values: Values = lambda _: ()) -> dict[
     """Type, message, the user's own frames, notes, what kind of failure it is, and the exceptions behind it.
 
     values: gives a frame's variables, which the last frames then have. related: each with `how` it belongs
-    to this one ("caused by", "while handling", "part 2 of 3").
+    to this one ("caused by", "while handling", "part 2 of 3"). Of an exception that raises another where it
+    is looked at, or for which there is no memory: type, message, and a note of why there is no more.
     """
+    try:
+        return _whole(error, values)
+    except Exception as own:
+        note = f"(where it came from cannot be had: {type(own).__name__})"
+        alone = {
+            "type": type(error).__name__,
+            "message": _text(_message(error)),
+            "frames": [],
+            "notes": [note],
+        }
+        return {**alone, "kind": _kind(error), "related": []}
+
+
+def _whole(error: BaseException, values: Values) -> dict[str, Any]:
     related: list[dict[str, Any]] = []
     for how, other in _related(error, {id(error)}):
         if len(related) == _MOST_RELATED:

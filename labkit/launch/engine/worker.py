@@ -109,10 +109,10 @@ class _Worker:
 
     def fail(self, error: BaseException) -> None:
         """Report how the function ended and leave; the agent ends the other ranks."""
-        end = {"rank": self.rank, "state": "failed", "time": time.monotonic(), **describe_error(error)}
-        end["waiting"] = self.page.read().phase == "waiting"
-        end["joining"] = self._joining
         try:
+            end = {"rank": self.rank, "state": "failed", "time": time.monotonic(), **describe_error(error)}
+            end["waiting"] = self.page.read().phase == "waiting"
+            end["joining"] = self._joining
             flush_what_fits()
             write_reserved(end_path(self.directory, self.rank), end)
             self._write_records()
