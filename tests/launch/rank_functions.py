@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -199,14 +199,30 @@ def prints(count: int) -> None:
         print("x" * 63)
 
 
-def fills_the_disk() -> None:
-    """Take all the room on the temporary directory's disk, and print; kept while the error is."""
+def _all_the_room() -> IO[bytes]:
+    """A file that takes all the room on the temporary directory's disk."""
     file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
     with contextlib.suppress(OSError):
         while file.write(bytes(4096)):
             pass
+    return file
+
+
+def fills_the_disk() -> None:
+    """Take all the room on the temporary directory's disk, and print; kept while the error is."""
+    file = _all_the_room()  # noqa: F841
     for _ in range(1000):
         print("no room for this")
+
+
+def fails_at_length_on_a_full_disk() -> None:
+    """With nine errors, each as long as is shown of one."""
+    file = _all_the_room()  # noqa: F841  kept while the error is
+    error = ValueError("0" * 8000)
+    for number in range(1, 9):
+        cause, error = error, ValueError(str(number) * 8000)
+        error.__cause__ = cause
+    raise error
 
 
 def prints_for(seconds: float, per_second: int) -> int:

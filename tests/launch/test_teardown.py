@@ -286,6 +286,30 @@ def test_a_full_disk_is_said_to_be_full() -> None:
     assert "No space left" in lines[6]
 
 
+LONG_ERROR = """
+import sys
+sys.path.insert(0, {tests!r})
+import labkit, rank_functions as on_ranks
+try:
+    labkit.launch(on_ranks.fails_at_length_on_a_full_disk, ranks=2)
+except labkit.LaunchError as error:
+    told = error.ranks[error.rank]
+    print(error.verdict, error.diagnosis.summary[:30], len(told.related), told.traceback[-1].source)
+"""
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap makes the small disk")
+def test_a_long_error_is_cut_to_the_room_that_there_is() -> None:
+    small = ["bwrap", "--dev-bind", "/", "/", "--size", str(16 << 20), "--tmpfs", "/mnt"]
+    code = LONG_ERROR.format(tests=str(Path(__file__).parent))
+    run = [*small, "--setenv", "TMPDIR", "/mnt", sys.executable, "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.replace("rank 1", "rank 0")
+    assert told == "error rank 0 failed: ValueError: 888 8 raise error\n", done.stderr
+
+
 def test_a_job_whose_agent_cannot_say_why_it_ended_was_cancelled_all_the_same() -> None:
     def wait() -> None:
         print(os.getppid(), "ready", flush=True)

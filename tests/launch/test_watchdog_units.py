@@ -25,7 +25,7 @@ from labkit.launch.failure.words import deadlock, mismatch, ranks
 from labkit.launch.handover import results
 from labkit.launch.handover.parcels import parcel
 from labkit.launch.handover.request import end_path, state_path
-from labkit.launch.handover.reserved import reserve, write_reserved
+from labkit.launch.handover.reserved import read_reserved, reserve, write_reserved
 from labkit.record.state import (
     FAILED,
     MAX_GROUPS,
@@ -305,6 +305,34 @@ def test_facts_survive_their_file(tmp_path: Path) -> None:
     facts = RankFacts(1, waiting(call("send", peer=0), sends={0: 1}), None, Exit(0, 9), "stack")
     write_facts(tmp_path, [facts])
     assert read_facts(tmp_path, 2)[1] == facts
+
+
+@pytest.mark.parametrize("room", [64, 8])
+def test_what_there_is_no_room_for_is_cut(tmp_path: Path, room: int) -> None:
+    """A limit on a file's size, in KiB, stands for a full disk: so much could be written."""
+    code = f"""
+import resource, signal, sys
+from pathlib import Path
+from labkit.launch.handover.reserved import write_reserved
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({room << 10}, {room << 10}))
+about = {{"verdict": "infrastructure", "rank": 3, "errors": [["caused by", "\u00e4" * 8000]] * 200}}
+write_reserved(Path(sys.argv[1]), about)
+"""
+    file = tmp_path / "file"
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=60)
+    told = read_reserved(file)
+    assert told is not None
+    assert (told["verdict"], told["rank"]) == ("infrastructure", 3)
+    assert told["errors"][0][0] == "caused by"
+    assert 0 < len(told["errors"][0][1]) < 8000
+    assert file.stat().st_size <= room << 10
+
+
+def test_what_there_is_room_for_is_written_whole(tmp_path: Path) -> None:
+    about = {"errors": ["a" * 8000] * 200}
+    write_reserved(tmp_path / "file", about)
+    assert read_reserved(tmp_path / "file") == about
 
 
 def test_the_users_frames_of_a_stack() -> None:
