@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import psutil
 
+import labkit
 from autograder.sandbox.sandbox import Sandbox, Started, spawn
 from autograder.sandbox.usage import Traffic, Usage, end_all, in_use
 
@@ -24,11 +25,11 @@ class Unconfined(Sandbox):
 
     def start(self, requests: Path, hide: Sequence[str]) -> Started:
         """See `Sandbox.start`; nothing is hidden."""
-        here = Path(__file__).parent
+        course = Path(labkit.__file__).parents[1]
         out = tempfile.TemporaryDirectory(prefix="unconfined-")
         command = [
-            *(sys.executable, "-s", "-E", "-B", str(here / "inside.py")),
-            *(str(requests), out.name, str(here.parent), "{}", "together"),
+            *(sys.executable, "-s", "-E", "-B", str(Path(__file__).with_name("inside.py"))),
+            *(str(requests), out.name, str(course), "{}", "together"),
         ]
         return _Started(spawn(command, (), None), out)
 

@@ -263,6 +263,16 @@ def test_ranks_are_graded_on_the_cpu_where_there_are_gpus(
     assert graded.report.row("input-gradients").passed, graded.report
 
 
+def test_without_a_sandbox_no_folder_of_the_graders_is_in_the_way(
+    f_exercise: Exercise, two_ranks: list[Case]
+) -> None:
+    """A name is as much a module there as in a sandbox: `batch` is none."""
+    source = f"from batch import *\n{solution(F_ID)}"
+    with Harness(Unconfined()) as harness:
+        graded = harness.grade(f_exercise, [Cell("cell 1", source)], SEED, two_ranks)
+    assert "No module named 'batch'" in graded.report.stops[0].text, graded.report
+
+
 def _end_first_agent(ended: list[int]) -> None:
     """Kill the process between a sandbox's program and its ranks, once, as a host short of memory might."""
     until = time.monotonic() + 60
