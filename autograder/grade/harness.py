@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from autograder.grade.evidence import Baseline, JobEvidence, job_evidence
+from autograder.grade.faults import fault_told
 from autograder.grade.feedback import for_the_student
 from autograder.grade.reading import ReadCell
 from autograder.grade.reference import all_cases, graded_submission, shown_seed, solved_cells
@@ -40,7 +40,6 @@ from labkit.launch.failure.words import LOCKED_OUT
 from labkit.launch.handover.directory import remove_stale
 
 GRACE = 10.0
-LONGEST = 300  # characters of what a fault says
 _BY_RECORD = (
     "Ranks were not kept apart here: points for the mechanism rest on what ranks themselves recorded, and "
     "on the sum of what all of them sent where that is counted."
@@ -132,7 +131,7 @@ class Harness:
         except OSError:
             raise  # this machine's: all of the notebook is graded again
         except Exception as fault:  # of a judge with an answer: it costs no other exercise its grade
-            return Graded(without_points(exercise, "could_not_be_graded", _fault(fault)), flags)
+            return Graded(without_points(exercise, "could_not_be_graded", fault_told(fault)), flags)
         report.notes += [] if report.passed else submission.notes
         seconds = sum(outcome.seconds for outcome in self.outcomes)
         if not self.sandbox.apart and any(row.kind == "mechanism" and row.passed for row in report.rows):
@@ -275,15 +274,6 @@ def grade_cells(
             harness.cross_check(graded[-1], exercise, seed, baseline)
             on_graded(graded[-1])
     return graded
-
-
-def _fault(fault: Exception) -> str:
-    """What is said of an error of this program, with the line that it comes from."""
-    place = traceback.extract_tb(fault.__traceback__)[-1]
-    told = f"{type(fault).__name__}: {str(fault)[:LONGEST]}".removesuffix(": ")
-    return (
-        f"a fault of the grader, please report it: {told} ({Path(place.filename).name}, line {place.lineno})"
-    )
 
 
 def _is_agents_end(failure: JobFailure | None) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from autograder.grade.clues import CellClues, Clues, clues_of
+from autograder.grade.faults import fault_told
 from labkit.checks.source.statements import ParsedCell, parse_cell
 from labkit.checks.source.submission import Cell
 
@@ -136,10 +137,16 @@ def _read(cells: Sequence[Cell]) -> list[_Read]:
 
 
 def _look_at(label: str, source: str) -> bytes:
-    parsed = parse_cell(label, source)
-    is_kept = 0 < len(parsed.statements) <= MOST_STATEMENTS  # with more it is left unread, clues or not
-    clues = clues_of(parsed.source) if is_kept else {}
-    return msgspec.json.encode(_Read(parsed.to_json(), clues))
+    """What there is to tell of a cell. One that our own reading fails on stays unread, as a cell without its
+    clues would be graded without its flags; those after it are read.
+    """
+    try:
+        parsed = parse_cell(label, source)
+        is_kept = 0 < len(parsed.statements) <= MOST_STATEMENTS  # with more it is left unread, clues or not
+        clues = clues_of(parsed.source) if is_kept else {}
+        return msgspec.json.encode(_Read(parsed.to_json(), clues))
+    except Exception as fault:
+        return msgspec.json.encode(_unread(f"{label} was not read: {fault_told(fault)}"))
 
 
 if __name__ == "__main__":

@@ -59,6 +59,20 @@ def test_a_cell_with_more_definitions_than_anybody_writes_is_its_own_problem_alo
     assert [len(cell.parsed.statements) for cell in (first, second, third)] == [1, 0, 1]
 
 
+def test_a_fault_of_ours_with_a_cell_is_told_as_one_and_costs_no_other_cell() -> None:
+    """What is looked up here is no text that can be written down. The cell is not graded without its flags
+    either.
+    """
+    cells = [Cell(f"cell {n}", 'def f(): return getattr(torch, "\\ud800")') for n in range(MOST_FAILURES + 1)]
+    *failed, made = (cell.read() for cell in read_within_limits([*cells, MADE]))
+    for number, parsed in enumerate(failed):
+        assert parsed.problem.startswith(
+            f"cell {number} was not read: a fault of the grader, please report it: UnicodeEncodeError: "
+        )
+        assert not parsed.statements
+    assert [each.defines for each in made.statements] == [("Made",)]
+
+
 def test_a_cell_that_cannot_be_read_is_named_in_the_report(tmp_path: Path) -> None:
     path = tmp_path / "06_x.ipynb"
     path.write_text(json.dumps(notebook("def scratch(x, x): return x")))
