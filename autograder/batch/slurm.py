@@ -22,7 +22,7 @@ from autograder.grade.grading import Conditions
 from autograder.grade.records import FOLDER, load, path_of
 from autograder.gradebook.course import Course, Submitted
 from autograder.gradebook.problems import CourseError
-from labkit.slurm.commands import SlurmError, cancel, command, submit
+from labkit.slurm.commands import SlurmError, cancelled, command, submit
 
 MOST_TASKS = 200
 SHARE = 4  # submissions a task should at least have, so that importing torch is worth it
@@ -109,7 +109,9 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _wait_for(array: str, waiting: _Waiting) -> None:
-    """Until no task of the array is queued or running. It is cancelled where the waiting is interrupted."""
+    """Until no task of the array is queued or running. It is cancelled where the waiting is interrupted, and
+    that is told; where Slurm does not hear it, how to end the array.
+    """
     lesson, root = waiting.conditions.lesson, waiting.root
     bar, note = progress(lesson, len(waiting.left))
     try:
@@ -119,7 +121,7 @@ def _wait_for(array: str, waiting: _Waiting) -> None:
                 for submitted in waiting.done():
                     note(Event(submitted.student, load(root, lesson, submitted.student)))
     except BaseException:
-        cancel(array)
+        print(cancelled(array, f"scancel {array}"), file=sys.stderr)
         raise
     waiting.done()
 

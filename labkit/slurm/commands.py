@@ -332,6 +332,15 @@ def cancel(job: str, signal: str = "") -> None:
             raise
 
 
+def cancelled(job: str, ends_it: str) -> str:
+    """Cancel a job, and say so; or why it may run on, and which command `ends_it`."""
+    try:
+        cancel(job)
+    except SlurmError as error:
+        return f"job {job} may run on: {error}; `{ends_it}` ends it"
+    return f"job {job} is cancelled"
+
+
 def unwell(nodes: Sequence[str]) -> list[str]:
     """Those of the nodes that Slurm knows to be down, or not to answer. Empty when Slurm does not say."""
     with contextlib.suppress(SlurmError):

@@ -142,7 +142,8 @@ def _wait(job: str, cancel: bool, queue: float = 0.0) -> int:
         raise
     except BaseException as error:
         if cancel:
-            click.echo(f"\n{_cancelled(job)}", err=True)
+            told = slurm.cancelled(job, "labkit lab --stop")
+            click.echo(f"\n{told}", err=True)
         if isinstance(error, KeyboardInterrupt):
             return 130
         raise
@@ -180,15 +181,6 @@ def _is_starting(job: str, seconds: float) -> str:
         f"and no log of it is in {lab_files.folder()}: it was started with another LABKIT_SHARED; set that, "
         "or end it with `labkit lab --stop`"
     )
-
-
-def _cancelled(job: str) -> str:
-    """Cancel the job, and say so, or why it may run on."""
-    try:
-        slurm.cancel(job)
-    except slurm.SlurmError as error:
-        return f"job {job} may run on: {error}; `labkit lab --stop` ends it"
-    return f"job {job} is cancelled"
 
 
 def _has_begun(job: str, state: slurm.JobState) -> bool:

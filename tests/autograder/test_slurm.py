@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -113,6 +115,21 @@ def test_an_interrupt_ends_the_array_and_no_grade_is_lost(
         time.sleep(0.1)
     assert left == ""
     assert written(tmp_path).keys() == before.keys()
+
+
+def test_an_interrupt_that_slurm_does_not_hear_of_says_how_to_end_the_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And stays one, not a fault of Slurm's."""
+    (tmp_path / "slurm.conf").touch()  # says nothing of any controller
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    waiting = batch._Waiting(tmp_path, Conditions(LESSON, 1, Unconfined()), [])
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        batch._wait_for("17", waiting)
+    told = capsys.readouterr().err
+    assert "job 17 may run on: " in told
+    assert told.endswith("; `scancel 17` ends it\n")
 
 
 def test_an_array_that_slurm_has_forgotten_is_over(
