@@ -164,6 +164,40 @@ def test_ranks_that_have_all_in_common_print_up_to_a_bound_too(tmp_path: Path) -
     assert len(text) < KEPT + 200
 
 
+FORGET = """
+import mmap, os, resource, sys
+from autograder.sandbox.within.place import _forget_shared_memory
+shared = mmap.mmap(-1, 4096)
+child = os.fork()
+if child == 0:
+    if sys.argv[1] == "short":
+        resource.setrlimit(resource.RLIMIT_DATA, (0, 0))
+    try:
+        _forget_shared_memory()
+        shared[:5] = b"child"
+    except OSError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(shared[:5])
+"""
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"), [("enough", []), ("short", ["[Errno 12] mmap: Cannot allocate memory"])]
+)
+def test_memory_is_shared_no_more_or_that_is_told(memory: str, told: list[str]) -> None:
+    """A rank that shared some with the others could write into theirs."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORGET, memory],
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [*told, repr(bytes(5))], done.stderr
+
+
 REPLACE = """
 import subprocess, sys
 from pathlib import Path

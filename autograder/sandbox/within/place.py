@@ -46,6 +46,7 @@ _WITH_ALL_BELOW = 16384  # MS_REC
 _DEATH_SIGNAL, _DUMPABLE, _DROP_BOUND = 1, 4, 24  # prctl
 _LAST_CAPABILITY = 40
 _FIXED = 0x10  # MAP_FIXED
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _CAPABILITIES_VERSION = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -283,14 +284,18 @@ def _bind(source: Path, at: Path, flags: int = 0) -> None:
 
 
 def _forget_shared_memory() -> None:
-    """Put memory of this process alone in place of all that it shares with those it was forked from."""
+    """Put memory of this process alone in place of all that it shares with those it was forked from. OSError
+    when the kernel refuses: it would stay shared.
+    """
     _libc.mmap.restype = ctypes.c_void_p
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, access = line.split()[:2]
         if access.endswith("s"):
             start, end = (int(text, 16) for text in where.split("-"))
-            _libc.mmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 3, flags, -1, ctypes.c_size_t(0))
+            length, offset = ctypes.c_size_t(end - start), ctypes.c_size_t(0)
+            if _libc.mmap(ctypes.c_void_p(start), length, 3, flags, -1, offset) == _MAP_FAILED:
+                raise _refused("mmap")
 
 
 def _close_all_but(kept: Iterable[int]) -> None:
@@ -314,5 +319,9 @@ def _give_up_privileges() -> None:
 def _system(name: str, *arguments: int | bytes | None) -> None:
     """A call of the C library; OSError when it is refused."""
     if getattr(_libc, name)(*arguments) < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{name}: {os.strerror(error)}")
+        raise _refused(name)
+
+
+def _refused(name: str) -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, f"{name}: {os.strerror(error)}")
