@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -151,12 +151,12 @@ def end_at_once(pids: Iterable[int]) -> None:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-def end_children() -> None:
+def end_children(but: Collection[int] = ()) -> None:
     """SIGKILL and reap every child of this process, and the orphans that it adopts meanwhile; returns when
-    there are none, or after 2 s, as `sweep`.
+    there are none, or after 2 s, as `sweep`. but: those that stay.
     """
     until = time.monotonic() + 2
-    while (left := children()) and time.monotonic() < until:
+    while (left := [pid for pid in children() if pid not in but]) and time.monotonic() < until:
         for pid in left:
             send(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):

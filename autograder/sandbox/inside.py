@@ -141,7 +141,8 @@ def run_job(directory: Path, places: Places | None = None) -> dict[str, Any] | N
     job.mkdir()
     if places is not None:
         places.write(job)
-    with kept_together(job / PRINTED) if places is None else contextlib.nullcontext():
+    with contextlib.ExitStack() as meanwhile:
+        reader = [] if places else meanwhile.enter_context(kept_together(job / PRINTED))
         answer = standalone.run(
             job,
             "inside:run_on_rank",
@@ -149,6 +150,7 @@ def run_job(directory: Path, places: Places | None = None) -> dict[str, Any] | N
             about["timeout"],
             "gloo",
             rank=ALONE if places else RANK,
+            outlive=reader,
         )
     if answer["verdict"] == "finished":
         return None

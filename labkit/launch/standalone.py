@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,9 +40,10 @@ def run(
     backend: str | None = None,
     record: bool = True,
     rank: str = RANK,
+    outlive: Collection[int] = (),
 ) -> dict[str, Any]:
     """Run one job in a fork of this process, which must be warm and single-threaded, and wait for its end.
-    rank: see `Request`.
+    rank: see `Request`. outlive: children of this process that are not ended with the job.
 
     Returns {"directory", "verdict", "seconds"}; the verdict is "finished", one of `LaunchError.verdict`, and
     "infrastructure" when the job left no report or others have its GPUs. ValueError for ranks, a timeout or a
@@ -74,6 +75,7 @@ def run(
     else:
         try:
             _run_forked(directory, started + timeout, timeout)
+            processes.end_children(outlive)
         finally:
             locks.give_back(gpus)
     found = read_reserved(directory / VERDICT)
@@ -94,7 +96,6 @@ def _wait(agent: int, deadline: float) -> None:
         if time.monotonic() > deadline:
             processes.send(agent, signal.SIGKILL)
         time.sleep(0.003)
-    processes.end_children()
 
 
 def serve(requests: Iterable[str], answers: TextIO) -> None:

@@ -142,7 +142,6 @@ with kept_together(Path(sys.argv[1])):
         print("begun", "x" * 20_000_000)
         os._exit(0)
     os.waitpid(rank, 0)
-os.wait()  # who reads
 """
 
 
@@ -162,6 +161,44 @@ def test_ranks_that_have_all_in_common_print_up_to_a_bound_too(tmp_path: Path) -
     assert text.startswith("begun xxx")
     assert text.endswith("KiB were printed: the rest was dropped]\n")
     assert len(text) < KEPT + 200
+
+
+PRINT_LAST = """
+import os, signal, sys
+from pathlib import Path
+from autograder.sandbox.within.printed import kept_together
+from labkit import processes
+from labkit.launch import standalone
+from labkit.launch.engine.forkserver import warm_up
+
+def crash(directory):
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    processes.adopt_orphans()
+    warm_up()
+    with kept_together(Path("log")) as reader:
+        os.kill(*reader, signal.SIGSTOP)  # it has read nothing when the job is over
+        standalone.run(Path("job"), "printing:crash", 1, 20.0, "gloo", outlive=reader)
+        os.kill(*reader, signal.SIGCONT)
+    print(processes.children())
+"""
+
+
+def test_what_was_printed_before_a_crash_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "printing.py").write_text(PRINT_LAST)
+    told = subprocess.run(
+        [sys.executable, "printing.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.stdout == "[]\n", told.stderr
+    assert "last words" in (tmp_path / "log").read_text()
 
 
 FORGET = """

@@ -53,20 +53,24 @@ class Output:
 
 
 @contextlib.contextmanager
-def kept_together(log: Path) -> Iterator[None]:
-    """Meanwhile ranks that this process's children start print into one pipe, which another child reads."""
+def kept_together(log: Path) -> Iterator[list[int]]:
+    """Meanwhile ranks that this process's children start print into one pipe, which another child reads: the
+    one that is given, which must outlive them. When this is left it has read all there was, and is gone.
+    """
     from labkit.launch.handover.request import OUTPUT
 
     reading, writing = os.pipe()
-    if os.fork() == 0:
+    reader = os.fork()
+    if reader == 0:
         _be_the_reader(reading, log)
     os.close(reading)
     os.environ[OUTPUT] = str(writing)
     try:
-        yield
+        yield [reader]
     finally:
         del os.environ[OUTPUT]
         os.close(writing)
+        os.waitpid(reader, 0)
 
 
 def _be_the_reader(pipe: int, log: Path) -> NoReturn:
