@@ -20,10 +20,10 @@ from nbgrader.plugins import CsvExportPlugin
 from nbgrader.preprocessors import AssignLatePenalties
 
 from autograder.gradebook.lateness import apply_extension
+from autograder.gradebook.named import write_named
 from autograder.gradebook.pages import LATE
 from autograder.gradebook.problems import CourseError
 from labkit.checks.source.text import visible
-from labkit.whole_file import write_whole
 
 Penalties = Mapping[str, float]  # notebook -> points that are taken off, at most its score
 
@@ -137,6 +137,4 @@ def _note_again(autograded: Path, told: str) -> None:
     nb = nbformat.read(autograded, as_version=nbformat.NO_CONVERT)
     nb.metadata.pop(LATE, None)
     _note(nb, told)
-    mode = autograded.stat().st_mode
-    write_whole(autograded, nbformat.writes(nb).encode())
-    autograded.chmod(mode)
+    write_named(autograded, nbformat.writes(nb).encode())

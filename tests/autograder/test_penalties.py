@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import stat
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +21,7 @@ from recorded import DEADLOCK, LESSON, MOST, RING, new_course, record, wrong
 from autograder.batch.submissions import merge_if_needed
 from autograder.cli import main
 from autograder.grade.records import load, save
+from autograder.grade.reference import REPOSITORY
 from autograder.gradebook.course import CONFIG_FILE, Course, Submitted
 from autograder.gradebook.pages import LATE
 from autograder.gradebook.problems import CourseError
@@ -151,6 +155,26 @@ def test_a_page_that_was_left_out_is_made_by_the_next_grade_with_pages(tmp_path:
     again(course, "lars")
     page = (tmp_path / "feedback" / "lars" / LESSON / f"{LESSON}.html").read_text()
     assert f"{MOST / 2:g} less as it was handed in late" in page
+
+
+NOTED = """
+import os, sys
+from pathlib import Path
+from autograder.gradebook.penalties import _note_again
+
+sys.addaudithook(lambda event, _: os._exit(9) if event == "os.chmod" else None)
+_note_again(Path(sys.argv[1]), "late")
+"""
+
+
+def test_a_graded_notebook_is_never_open_to_more_people(tmp_path: Path) -> None:
+    """Not even where the process is ended when it is about to put that right."""
+    graded = tmp_path / "graded.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(), graded)
+    graded.chmod(0o640)
+    subprocess.run([sys.executable, "-c", NOTED, str(graded)], env={"PYTHONPATH": str(REPOSITORY)})
+    assert nbformat.read(graded, as_version=4).metadata[LATE] == "late"
+    assert stat.S_IMODE(graded.stat().st_mode) == 0o640
 
 
 def test_nbgraders_feedback_and_export_go_by_the_present_score(
