@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from autograder.grade.reference import REPOSITORY, graded_lessons
-from autograder.sandbox.choice import find_sandbox
+from autograder.sandbox.choice import FINDERS, find_sandbox
 from autograder.sandbox.sandbox import NoSandbox, Sandbox
 from autograder.selftest.kept import Kept
 from autograder.selftest.outcomes import Outcome, Outcomes
@@ -31,7 +31,6 @@ from labkit.checks import registry
 from labkit.whole_file import write_whole
 
 FILE = REPOSITORY / "benchmarks" / "results" / "thorough.json"
-KINDS = ("bubblewrap", "apptainer")
 PRACTICE = "in practice"  # in no sandbox, on the visible cases alone
 SEED = 1
 MOST = 0.8  # of an exercise's points: a wrong answer that keeps more is listed
@@ -122,7 +121,7 @@ def told(earned: Sequence[Earned]) -> Iterator[str]:
 def _sandboxes(show: Show) -> Iterator[tuple[str, Sandbox]]:
     """Every kind that works here. NoSandbox where none does."""
     find_sandbox()
-    for kind in KINDS:
+    for kind in FINDERS:
         try:
             yield kind, find_sandbox(kind=kind)
         except NoSandbox as problem:
