@@ -17,7 +17,7 @@ from typing import Any
 import ipywidgets as widgets
 
 import labkit
-from autograder.site.browser import answer
+from autograder.site import answer
 from labkit.show.calculator import LEFT, MemoryCalculator
 
 LABKIT = Path(labkit.__file__).parent

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image, ImageStat
 from playwright.sync_api import BrowserContext, Page, Request, expect
 
-from autograder.site.browser.answer import answer_html
+from autograder.site.answer import answer_html
 from autograder.site.building import build_site, solutions_in
 from autograder.site.calculator import calculator_html
 from labkit.show.calculator import POWERS, SEQUENCES, START
