@@ -120,28 +120,6 @@ def test_a_controller_that_does_not_answer_is_told_in_a_sentence(slurm: LocalSlu
     assert len(failed.stderr.splitlines()) == 1
 
 
-def test_options_about_jobs_without_a_job_are_told(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(tmp_path / "no"), "--gpus", "2"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "--gpus would be for a job: --slurm is not there" in told.stderr
-
-
-def test_less_than_no_idle_minutes_are_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(tmp_path), "--slurm", "--idle", "-1"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert told.returncode == 2
-    assert "'--idle': -1.0 is not in the range x>=0" in told.stderr
-
-
-@pytest.mark.parametrize("words", [["--port", "8888"], ["--ip", "0.0.0.0"], ["--no-browser"]])
-def test_options_that_a_job_does_not_have_are_refused(tmp_path: Path, words: list[str]) -> None:
-    """Also with the default's own value: who gives it expects something of it."""
-    command = [sys.executable, "-m", "labkit.cli", "lab", "--root", str(tmp_path / "no"), "--slurm", *words]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert told.returncode == 2
-    assert f"{words[0]} would be for a JupyterLab on this machine" in told.stderr
-
-
 def test_nine_gpus_of_eight(slurm: LocalSlurm, tmp_path: Path) -> None:
     refused = lab(slurm, tmp_path, "--slurm", "--gpus", "9", "--time", "5")
     assert refused.returncode == 2
@@ -298,24 +276,6 @@ def test_only_what_has_ended_is_said_to_have(
         slurm.config.write_text(config)
         slurm.run("scontrol", "reconfigure")
     nothing_is_left(slurm, tmp_path)
-
-
-def test_what_needs_no_slurm_to_be_wrong_is_told_first(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "labkit.cli", "lab", "--slurm"]
-    for words, says in {
-        ("--root", "/nonexistent"): "no folder /nonexistent; give one that exists with --root",
-        ("--time", "1h"): "expected a time such as 01:30:00 (hours:minutes:seconds) and found '1h'",
-        ("--time", "0"): "a time of 0 means no limit to Slurm",
-    }.items():
-        told = subprocess.run(
-            [*command, "--root", str(tmp_path), *words],
-            env={**os.environ, "SLURM_CONF": "/nonexistent"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert told.returncode == 2
-        assert told.stderr.startswith(f"labkit: {says}"), told.stderr
 
 
 def test_the_job_has_what_it_was_told_whatever_the_environment_says(
