@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from select import POLLIN, poll
@@ -16,6 +18,7 @@ from typing import NoReturn
 
 KEPT = 256 * 1024  # bytes, of the beginning: for whoever looks into a job, as nothing of it is graded
 _AT_ONCE = 64 * 1024  # bytes: what a pipe holds
+_PATIENCE = 2.0  # seconds for what is left in the pipe when the ranks have ended
 _DROPPED = f"\n[more than {KEPT // 1024} KiB were printed: the rest was dropped]\n".encode()
 
 
@@ -55,7 +58,7 @@ class Output:
 @contextlib.contextmanager
 def kept_together(log: Path) -> Iterator[list[int]]:
     """Meanwhile ranks that this process's children start print into one pipe, which another child reads: the
-    one that is given, which must outlive them. When this is left it has read all there was, and is gone.
+    one that is given, which must outlive them. When this is left it has read what there was, and is gone.
     """
     from labkit.launch.handover.request import OUTPUT
 
@@ -70,7 +73,16 @@ def kept_together(log: Path) -> Iterator[list[int]]:
     finally:
         del os.environ[OUTPUT]
         os.close(writing)
-        os.waitpid(reader, 0)
+        _reap(reader)
+
+
+def _reap(reader: int) -> None:
+    """When it has read to the end, or _PATIENCE is over: a process that got away may still hold the pipe."""
+    until = time.monotonic() + _PATIENCE
+    while os.waitpid(reader, os.WNOHANG)[0] == 0:
+        if time.monotonic() > until:
+            os.kill(reader, signal.SIGKILL)
+        time.sleep(0.003)
 
 
 def _be_the_reader(pipe: int, log: Path) -> NoReturn:
