@@ -45,6 +45,8 @@ NOT_THERE: dict[tuple[str, str], tuple[set[str], str]] = {
     ("09.train-3d", "traffic"): ({"own-parts"}, OWN_PARTS),
     ("10.measured-mfu", "warm-up"): ({"device"}, "its steps are even: what is left out does not show"),
     ("10.measured-mfu", "steps"): ({"queued"}, "what was queued before runs as well"),
+    ("11.blockwise-attention", "memory"): ({"own-parts"}, OWN_PARTS),
+    ("11.blockwise-attention", "work"): ({"own-parts"}, OWN_PARTS),
     ("11.own-tokens", "fair"): ({"cut"}, ANOTHER_CALL),
     ("11.ring-forward", "messages"): ({"alone"}, ALONE),
     ("11.ring-forward", "overlap"): ({"alone"}, ALONE),

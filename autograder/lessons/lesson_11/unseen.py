@@ -61,6 +61,7 @@ def _block_cases(seed: int) -> list[Case]:
         block_case("unseen: blocks of one", "ragged", [2, 1, 5, 3], 1, seed),
         block_case("unseen: many blocks and one token", "ragged", [1, 1, 12 * block + 1, 3], block, seed),
         block_case("unseen: two blocks", "values", [1, heads, 2 * block, 2], block, seed),
+        block_case("unseen: your own merge", "own-parts", [heads, 1, 3 * block, 3], block, seed),
     ]
 
 

@@ -39,7 +39,8 @@ MOST_PASSES = (
 
 def block_case(name: str, kind: str, shape: list[int], block: int, seed: int, **params: object) -> Case:
     """shape: [..., s, d]. scale: of the scores."""
-    return Case(name, 1, {"shape": shape, "block": block, **params}, seed, kind=kind)
+    sizes = {"shape": shape, "block": block, **params}
+    return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
 
 def _cases(seed: int) -> list[Case]:
@@ -54,6 +55,7 @@ def _cases(seed: int) -> list[Case]:
         block_case("a block longer than the sequence", "ragged", [1, 1, 5, 4], 8, seed),
         block_case("many blocks and one token", "ragged", [1, 2, 769, 2], 32, seed),
         block_case("all that the process holds", "process", [1, 1, 1152, 2], 72, seed),
+        block_case("with your own merge", "own-parts", [2, 3, 24, 4], 6, seed),
     ]
 
 
@@ -239,7 +241,7 @@ EXERCISE = Exercise(
     "11.blockwise-attention",
     "Attention block by block",
     ("blockwise_attention",),
-    {"values": RUN, "ragged": RUN, "process": Run(_hold, _inputs_of_calls)},
+    {"values": RUN, "ragged": RUN, "own-parts": RUN, "process": Run(_hold, _inputs_of_calls)},
     _cases,
     (
         Property(
@@ -279,6 +281,14 @@ EXERCISE = Exercise(
             "The last block may be shorter.",
             "the number of blocks was rounded down, or the rest joined the block before",
             {"ragged": every(_is_attention, on_each(_never_larger), on_each(_only_the_past))},
+        ),
+        Property(
+            "own-parts",
+            "robustness",
+            1,
+            "It works with your own merge.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+            {"own-parts": _is_attention},
         ),
     ),
     builds_on=("11.merge-partials",),
