@@ -17,7 +17,8 @@ SECONDS = 1e-9  # of answers in seconds: room for the order of sums, and nothing
 
 def rows_case(name: str, kind: str, rows: Sequence[Row], seed: int) -> Case:
     """As many calls as there are rows."""
-    return Case(name, 1, {"rows": [dict(row) for row in rows]}, seed, kind=kind)
+    settings = {"rows": [dict(row) for row in rows]}
+    return Case(name, 1, settings, seed, kind=kind, own_parts=kind == "own-parts")
 
 
 def asks(name: str) -> Run:

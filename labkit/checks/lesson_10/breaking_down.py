@@ -35,7 +35,8 @@ EXERCISE = Exercise(
     "10.step-breakdown",
     "Where a step's time goes",
     ("step_breakdown",),
-    dict.fromkeys((*KINDS, "empty"), asks("step_breakdown")) | {"refused": refuses("step_breakdown")},
+    dict.fromkeys((*KINDS, "empty", "own-parts"), asks("step_breakdown"))
+    | {"refused": refuses("step_breakdown")},
     lambda seed: breakdown_cases(seed, ""),
     (
         Property(
@@ -88,6 +89,14 @@ EXERCISE = Exercise(
             "a negative length that goes on as if it were one",
             {"refused": is_refused("refusal", "ValueError")},
         ),
+        Property(
+            "own-parts",
+            "robustness",
+            1,
+            "It works with your own exposed_communication.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+            {"own-parts": WHOLE},
+        ),
     ),
     builds_on=("10.exposed-communication",),
     forbids=GIVEN,
@@ -132,6 +141,7 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         _row(0, 45, [], [[5, 20, 10]]),
         _row(2, draw.randint(50, 90), [], [[5, 20, 10], [15, 40, 17]]),
     ]
+    own = [_drawn(draw, 0, 300) for _ in range(3)]
     return [
         rows_case(f"{prefix}one call", "one-call", one_call, seed),
         rows_case(f"{prefix}calls behind computation", "behind", behind, seed),
@@ -139,6 +149,7 @@ def breakdown_cases(seed: int, prefix: str) -> list[Case]:
         rows_case(f"{prefix}a step in a longer trace", "outside", outside, seed),
         rows_case(f"{prefix}nothing computed, nothing sent", "empty", empty, seed),
         rows_case(f"{prefix}a step backwards", "refused", [_row(10, 5, [], [])], seed),
+        rows_case(f"{prefix}with your own exposed_communication", "own-parts", own, seed),
     ]
 
 
