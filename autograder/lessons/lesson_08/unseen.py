@@ -180,6 +180,7 @@ def _states(draw: Random, seed: int) -> list[Case]:
             **then,
         ),
         held_case("unseen: state of bf16 weights", 2, seed, 36, "bfloat16", optimizer=two, **then),
+        shard_case("unseen: your own flat_layout", "own-parts", 2, seed, option_groups=True, **_net(draw)),
     ]
 
 

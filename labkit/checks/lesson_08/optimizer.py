@@ -175,6 +175,7 @@ def optimizer_cases(seed: int) -> list[Case]:
         *_unusual_cases(seed),
         shard_case("two groups of two ranks", "subgroup", 4, seed, groups=PAIRS),
         shard_case("one rank", "values", 1, seed, micro_batches=2),
+        shard_case("with your own flat_layout", "own-parts", 3, seed, option_groups=True),
     ]
 
 
@@ -267,7 +268,7 @@ SHARDED_OPTIMIZER = Exercise(
     "08.sharded-optimizer",
     "Stage 1: each rank steps its share",
     ("ShardedOptimizer",),
-    dict.fromkeys(("values", "stateful", "groups", "schedule", "unusual", "subgroup"), _TRAINED)
+    dict.fromkeys(("values", "stateful", "groups", "schedule", "unusual", "subgroup", "own-parts"), _TRAINED)
     | {
         "bf16": Run(train_in_bf16, bf16_inputs, own_entry),
         **dict.fromkeys(("held", "held-unused"), Run(hold_steps, positive_rows, own_entry)),
@@ -351,7 +352,9 @@ SHARDED_OPTIMIZER = Exercise(
             " their own: 2 psi.",
             "an all_reduce of the gradients, and then an all_gather: 3 psi",
             {"values": sends_each_once, "bf16": sends_rounded_weights},
-            dict.fromkeys(("stateful", "groups", "schedule", "unusual", "subgroup"), sends_each_once),
+            dict.fromkeys(
+                ("stateful", "groups", "schedule", "unusual", "subgroup", "own-parts"), sends_each_once
+            ),
         ),
         Property(
             "unusual-parameters",
@@ -370,6 +373,14 @@ SHARDED_OPTIMIZER = Exercise(
             "The optimizer works in a group that is not the whole job.",
             "dist.get_rank() without the group, or a collective without group=",
             {"subgroup": every(weights_follow, stays_in_group)},
+        ),
+        Property(
+            "own-parts",
+            "robustness",
+            1,
+            "It works with your own flat_layout.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+            {"own-parts": weights_follow},
         ),
     ),
     builds_on=("08.flat-layout",),
