@@ -305,7 +305,8 @@ def _reduce_cases(seed: int) -> list[Case]:
             apart=True,
             after_alone=True,
         ),
-        trained_case("unseen: two steps", 3, 1, tokens[:3], [5, 3, 4], seed),
+        trained_case("unseen: two steps", "trained", 3, 1, tokens[:3], [5, 3, 4], seed),
+        trained_case("unseen: your own layer", "own-parts", 1, 3, tokens[3:], [4, 5, 2], seed),
     ]
 
 

@@ -35,7 +35,7 @@ def grid_case(
     settings = {"copies": copies, "spread": spread, **params}
     if jobs > 1:  # ranks 0 and 3 together, 1 and 2
         settings["groups"] = [[i, jobs * size - 1 - i] for i in range(jobs)]
-    return Case(name, jobs * size, settings, seed, kind=kind)
+    return Case(name, jobs * size, settings, seed, kind=kind, own_parts=kind == "own-parts")
 
 
 def seats_of(case: Case, rank: int) -> Seats:

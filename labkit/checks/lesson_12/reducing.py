@@ -28,6 +28,7 @@ REDUCE_ID = "12.reduce-gradients"
 LARGE = 2**20
 Shapes = Mapping[str, tuple[tuple[int, ...], ...]]  # of the parameters of each kind
 SHAPES: Shapes = {"shared": ((3, 4), (5,)), "experts": ((4, 2), (2,), (4, 2))}
+TRAINED = ("trained", "own-parts")  # kinds of case with a layer of experts
 STACKED = (2, 3, 2)  # of experts that are one parameter, in cases about layouts
 
 
@@ -43,9 +44,11 @@ def reduce_case(name: str, kind: str, copies: int, spread: int, seed: int, **par
     return grid_case(name, kind, copies, spread, seed, **params)
 
 
-def trained_case(name: str, copies: int, spread: int, tokens: list[int], shape: list[int], seed: int) -> Case:
-    """tokens: of each rank. shape: [h, f, experts of a rank]."""
-    return grid_case(name, "trained", copies, spread, seed, tokens=tokens, shape=shape)
+def trained_case(
+    name: str, kind: str, copies: int, spread: int, tokens: list[int], shape: list[int], seed: int
+) -> Case:
+    """kind: one of TRAINED. tokens: of each rank. shape: [h, f, experts of a rank]."""
+    return grid_case(name, kind, copies, spread, seed, tokens=tokens, shape=shape)
 
 
 def _cases(seed: int) -> list[Case]:
@@ -67,7 +70,8 @@ def _cases(seed: int) -> list[Case]:
         reduce_case("a model without experts", "missing", 2, 1, seed, without="experts"),
         reduce_case("two jobs", "subgroup", 2, 1, seed, jobs=2),
         reduce_case("alone, with tuples", "subgroup", 1, 1, seed, tuples=True),
-        trained_case("two steps", 2, 2, [5, 4, 6, 3], [4, 3, 2], seed),
+        trained_case("two steps", "trained", 2, 2, [5, 4, 6, 3], [4, 3, 2], seed),
+        trained_case("with your own layer", "own-parts", 2, 2, [4, 6, 3, 5], [3, 4, 2], seed),
     ]
 
 
@@ -223,7 +227,7 @@ def _numbers_once(evidence: Evidence, answer: RankAnswer, phase: str) -> Iterato
 
 def _shapes(case: Case) -> Shapes:
     """Of what is reduced in a case: of the layer that is trained, or of what is handed over."""
-    if case.kind != "trained":
+    if case.kind not in TRAINED:
         return shapes_of(case, SHAPES)
     hidden, ffn, local = case.params["shape"]
     expert = ((ffn, hidden), (ffn,), (hidden, ffn), (hidden,))
@@ -314,7 +318,7 @@ EXERCISE = Exercise(
     ("reduce_gradients",),
     {
         **dict.fromkeys(("values", "turned", "mixed", "single", "missing", "subgroup"), RUN),
-        "trained": Run(_train, _layer_inputs, _own_layer, Layer),
+        **dict.fromkeys(TRAINED, Run(_train, _layer_inputs, _own_layer, Layer)),
     },
     _cases,
     (
@@ -334,7 +338,7 @@ EXERCISE = Exercise(
             "Every gradient is reduced once, among the ranks that have its parameter.",
             "experts reduced among all: other ranks have other experts in that place",
             {"values": _judge_once},
-            dict.fromkeys(("turned", "mixed", "single", "missing", "subgroup", "trained"), _judge_once),
+            dict.fromkeys(("turned", "mixed", "single", "missing", "subgroup", *TRAINED), _judge_once),
         ),
         Property(
             "trained",
@@ -368,6 +372,14 @@ EXERCISE = Exercise(
             "It works where not all ranks of the job belong together, and on one rank alone.",
             "a division by the ranks of the job",
             {"subgroup": every(_means, on_each(stays_in_job))},
+        ),
+        Property(
+            "own-parts",
+            "robustness",
+            1,
+            "It also works with your own earlier parts.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+            {"own-parts": _trained},
         ),
     ),
     builds_on=(ROUTE_ID, PERMUTE_ID, EXCHANGE_ID, SPREAD_ID),
