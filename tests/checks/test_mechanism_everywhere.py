@@ -30,6 +30,8 @@ NOT_THERE: dict[tuple[str, str], tuple[set[str], str]] = {
     ("02.offloaded-model", "weights-fetched"): ({"watched-buffers"}, BY_THE_KINDS_OWN),
     ("07.vocab-parallel-cross-entropy", "scalars-only"): ({"uneven", "both", "smoothed"}, BY_THE_KINDS_OWN),
     ("07.random-streams", "own-streams"): ({"subgroup"}, BY_THE_KINDS_OWN),
+    ("07.initial-weights", "own-blocks"): ({"own-parts"}, OWN_PARTS),
+    ("07.initial-weights", "whole-alike"): ({"own-parts"}, OWN_PARTS),
     ("07.sequence-parallel-linear", "communication"): (
         {"first-layer", "frozen"},
         "backward may leave out what nobody asks for",

@@ -161,6 +161,7 @@ def _initial_cases(seed: int) -> list[Case]:
         initial_case("unseen: pair", "subgroup", 3, seed, shape=shape, groups=PAIR_AND_ONE),
         initial_case("unseen: alone", "values", 1, seed, shape=shape),
         initial_case("unseen: in double precision", "values", 2, seed, shape=shape, default="float64"),
+        initial_case("unseen: your own streams", "own-parts", 3, seed, shape=shape),
     ]
 
 

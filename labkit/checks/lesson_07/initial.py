@@ -42,6 +42,7 @@ def _cases(seed: int) -> list[Case]:
         initial_case("254 rows", "uneven", 4, seed, shape=[254, 384]),
         initial_case("382 columns", "uneven", 4, seed, shape=[256, 382]),
         initial_case("two groups of two", "subgroup", 4, seed, groups=PAIRS),
+        initial_case("with your own streams", "own-parts", 2, seed),
     ]
 
 
@@ -275,7 +276,7 @@ EXERCISE = Exercise(
     INITIAL_ID,
     "Weights that nobody holds whole",
     ("initial_weight",),
-    {"values": Run(_draw_weights), "uneven": Run(_ask_for_uneven), "subgroup": Run(_draw_weights)},
+    dict.fromkeys(("values", "subgroup", "own-parts"), Run(_draw_weights)) | {"uneven": Run(_ask_for_uneven)},
     _cases,
     (
         Property(
@@ -319,6 +320,14 @@ EXERCISE = Exercise(
             {"uneven": _uneven_refused},
         ),
         subgroup(every(_BLOCKS, _WHOLES)),
+        Property(
+            "own-parts",
+            "robustness",
+            1,
+            "It works with your own RandomStreams.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+            {"own-parts": every(_BLOCKS, _WHOLES)},
+        ),
     ),
     builds_on=(STREAMS_ID,),
 )
