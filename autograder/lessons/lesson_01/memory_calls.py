@@ -115,6 +115,8 @@ def zero_calls(random: Random) -> Iterable[Call]:
     for stage in (1, 2, 3):
         yield call("stages", stage, random.randint(3, 5000), 0)
         yield call("working-set", stage, random.randint(3, 5000), random.randrange(10**4, 10**8))
+    for stage, recipe in ((2, "adamw-mixed"), (3, "sgd-momentum-mixed")):
+        yield call("own-parts", stage, random.choice([4, 8, 64]), random.randrange(10**6, 10**8), recipe)
 
 
 def activation_calls(random: Random) -> Iterable[Call]:

@@ -53,6 +53,8 @@ def _flops_calls(random: Random) -> Iterable[Call]:
         yield call("recompute", drawn_gpt(random), recompute)
         yield call("recompute", drawn_llama(random), recompute)
     yield call("recompute", drawn_gpt(random, head_size=24), "selective")
+    yield call("own-parts", drawn_gpt(random))
+    yield call("own-parts", drawn_llama(random))
 
 
 def _utilization_calls(random: Random) -> Iterable[Call]:
@@ -138,13 +140,16 @@ def _step_calls(random: Random) -> Iterable[Call]:
     # biases and norms are 13 h of a layer, beside its 12 h^2: more than a hundredth of this one
     narrow = gpt(random.randint(4, 8), 64, 2, random.randint(50, 99), 128, dropout=0.0)
     yield Call("state", "predict_step", {"config": narrow, **sizes, "sequence": 100}, 0.01)
+    yield call("own-parts", 0.01, True, 4)
 
 
 def _step_cases(seed: int) -> list[Case]:
-    """Each call is evidence for one part of the prediction: the others are left out of what is compared."""
-    return [
-        _only(case, "state" if case.kind == "state" else "activations") for case in _drawn(_step_calls, seed)
-    ]
+    """Each call is evidence for one part of the prediction: the others are left out of what is compared. The
+    state is what the student's own count is in.
+    """
+    of_state = ("state", "own-parts")
+    cases = _drawn(_step_calls, seed)
+    return [_only(case, "state" if case.kind in of_state else "activations") for case in cases]
 
 
 def _only(case: Case, part: str) -> Case:

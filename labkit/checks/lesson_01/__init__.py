@@ -164,6 +164,12 @@ EXERCISES = [
             "With one rank nothing is sharded, so nothing is gathered.",
             "the working set of many ranks, counted for one too",
         ),
+        robustness(
+            "own-parts",
+            1,
+            "It works with your own training_state_bytes too.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
+        ),
         builds_on=("01.training-state-bytes",),
     ),
     _exercise(
@@ -227,6 +233,12 @@ EXERCISES = [
             2,
             "Recomputing adds one forward: of the scores (selective) or of all layers (full).",
             "a forward and a backward of the scores added, or the head recomputed",
+        ),
+        robustness(
+            "own-parts",
+            1,
+            "It works with your own count_parameters too.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
         ),
         builds_on=("01.count-parameters",),
     ),
@@ -317,6 +329,12 @@ EXERCISES = [
         ),
         numbers(
             "scores", 1, "With explicit attention, the probabilities of every layer.", "the mask's bytes"
+        ),
+        robustness(
+            "own-parts",
+            1,
+            "It works with your own count_parameters too.",
+            "an earlier exercise does not pass yet; the other properties are judged with its reference",
         ),
         builds_on=("01.count-parameters",),
     ),
