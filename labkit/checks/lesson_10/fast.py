@@ -181,8 +181,9 @@ def _also(judge: Judge) -> dict[str, Judge]:
 def _one_by_one(case: Case) -> dict[str, dict[str, Any]]:
     """The calls of `_train_one_by_one`, each with its batch."""
     first, *others = case.params["batches"]
-    batches = {**dict(zip(CALLS, others, strict=True)), OTHER: first}
-    return {recording: {"batches": [batch]} for recording, batch in batches.items()}
+    calls = {recording: {"batches": [batch]} for recording, batch in zip(CALLS, others, strict=True)}
+    other = {"batches": [first], "layers": case.params["layers"] + 1}  # as `model_of` makes it
+    return {**calls, OTHER: other}
 
 
 def _all_in_sight(evidence: FastEvidence) -> Iterator[Finding]:

@@ -53,7 +53,7 @@ def train(rank: Rank) -> None:
 
 def train_one_by_one(rank: Rank) -> None:
     """The same in a call for each of the batches, which comes from an iterator, of a model that comes with
-    gradients, the first in the whole job; then another model, from an iterator of one batch and one of none.
+    gradients, the first in the whole job; then a deeper one, from an iterator of one batch and one of none.
     Recordings, and acts: training, again, another model. Answers: other.NAME. Facts: of_none, whether no
     batch gave an empty list; hooks, left on either of them.
     """
@@ -74,10 +74,9 @@ def train_one_by_one(rank: Rank) -> None:
     _send(rank, model, losses)
     _send_weights(rank, "other", other)
     rank.fact("of_none", isinstance(of_none, list) and not of_none)
-    fresh, rows = model_of(rank.case), batches[0][0]
-    run = [
-        run_by_backward(*(partial(_loss, m, rows) for m in (trained, fresh))) for trained in (model, other)
-    ]
+    rows = batches[0][0]
+    pairs = [(model, model_of(rank.case)), (other, model_of(rank.case, 1))]
+    run = [run_by_backward(*(partial(_loss, m, rows) for m in pair)) for pair in pairs]
     rank.fact("hooks", hooks_on(model, other) + sum(run))
 
 

@@ -23,6 +23,8 @@ def dtype_of(case: Case) -> torch.dtype:
 
 
 def model_of(case: Case, number: int = 0) -> Transformer:
-    """The same weights everywhere; another number's are others."""
+    """The same weights everywhere; another number's are others, in so many more layers."""
     torch.manual_seed(case.seed + 11 + number)
-    return Transformer(config_of(case), attend=explicit_attention).to(dtype_of(case))
+    config = config_of(case)
+    config = config.but(num_layers=config.num_layers + number)
+    return Transformer(config, attend=explicit_attention).to(dtype_of(case))
