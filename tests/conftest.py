@@ -17,6 +17,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from collected import pytest_sessionfinish  # noqa: F401  a hook
 from slurm_cluster import LocalSlurm
 from turn import SAMPLE, today
 

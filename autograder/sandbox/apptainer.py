@@ -254,11 +254,16 @@ def _seccomp_profile() -> dict[str, object]:
     }
 
 
+# Process 1 is "starter" until it has taken the name of an init, which may be after the program has begun.
 _TRIAL = """
+import time
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 interfaces = [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line]
 seen = [status[name].strip() for name in ("Seccomp", "NoNewPrivs", "CapEff", "CapBnd")]
-print(interfaces, *seen, open("/proc/1/comm").read().strip())
+until = time.monotonic() + 10
+while (first := open("/proc/1/comm").read().strip()).startswith("starter") and time.monotonic() < until:
+    time.sleep(0.01)
+print(interfaces, *seen, first)
 """
 _PROMISED = "['lo'] 2 1 0000000000000000 0000000000000000 appinit"
 

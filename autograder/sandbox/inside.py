@@ -188,8 +188,9 @@ def end_leftovers() -> None:
 
 def alone() -> bool:
     """Whether this is a sandbox with processes of its own: only then may all others be killed."""
+    firsts = ("bwrap", "appinit", "starter")  # the last is Apptainer's until it has taken the name before it
     try:
-        return os.getppid() == 1 and Path("/proc/1/comm").read_text().strip() in ("bwrap", "appinit")
+        return os.getppid() == 1 and Path("/proc/1/comm").read_text().startswith(firsts)
     except OSError:
         return False
 
