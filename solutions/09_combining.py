@@ -73,15 +73,15 @@ your_groups_along_dp, your_groups_on_both_nodes = ..., ...
 # ### Exercise: the rank grid
 #
 # Three functions for any axes of any sizes, 1 included. `build_groups` is called by all ranks of `group` at
-# once. In `torch.distributed` **every rank has to create every group**, in the same order, also those that
-# it is not in: `dist.new_group` waits for all of them. (With `use_local_synchronization=True` it waits for
-# the group's own ranks. Do without it here: these find each other under a name made of their numbers and of
-# how many groups they are in. A rank that is in one more waits elsewhere, and where a group had that name
-# before, they look for each other where that one was.)
+# once. In `torch.distributed` **every rank has to create every group**, in the same order, also those that it
+# is not in: `dist.new_group` waits for all of them. (With `use_local_synchronization=True` it waits for the
+# group's own ranks alone. Do without it here: these ranks meet under a name made of their numbers and of how
+# many groups each is in already. A rank that is in one more waits under another name. And if an earlier group
+# had the same name, they meet where that one did.)
 #
-# A rank's position in its group along an axis must be its coordinate there; `coordinates_to_rank` is handed
-# one for each axis. A wrong grid is refused before a group is made. What a function is handed stays as it is.
-# `DeviceMesh` and `new_subgroups`, which make such groups, may not be called here; `new_group` may.
+# A rank's position in its group along an axis must be its coordinate there. `coordinates_to_rank` is handed a
+# coordinate for each axis. A wrong grid is refused before a group is made. What a function is handed stays as
+# it is. `DeviceMesh` and `new_subgroups`, which make such groups, may not be called here; `new_group` may.
 #
 # <details><summary>Hint 1</summary>From the last axis to the first: <code>rank, coordinate = divmod(rank,
 # size)</code>.</details>
@@ -218,11 +218,11 @@ labkit.check("09.rank-grid", rank_to_coordinates, coordinates_to_rank, build_gro
 # %% [markdown]
 # ## Which axis goes between nodes?
 #
-# Inside a node, a GPU sends to another at several hundred GB/s. Between nodes eight GPUs share network
-# cards, mostly 50 GB/s each (400 Gbit/s; the newest have twice that). So an order of the axes decides which
-# traffic goes over the slow link. What does each axis send in a step, for every rank? $A = 2bsh$ bytes is one
-# activation of a micro-batch of $b$ sequences, $m$ is the number of micro-batches, $N$ the number of
-# parameters.
+# Inside a node, a GPU sends to another at several hundred GB/s. Between nodes eight GPUs share network cards,
+# mostly 50 GB/s each (400 Gbit/s; the newest have twice that). So the order of the axes decides which traffic
+# goes over the slow link. What does each rank send along each axis in a step? $A = 2bsh$ bytes is one
+# activation of a micro-batch: $b$ sequences of $s$ tokens, $h$ numbers a token, 2 bytes a number. $m$ is the
+# number of a replica's micro-batches, $L$ that of layers, $N$ that of parameters.
 #
 # | axis | what | bytes a rank passes on |
 # |---|---|---|
@@ -231,7 +231,7 @@ labkit.check("09.rank-grid", rank_to_coordinates, coordinates_to_rank, build_gro
 # | `pp` | each micro-batch's activation on, and its gradient back | $mA$ each way; nothing if $p = 1$ |
 #
 # (Narayanan et al. 2021, section 3.2.) A model of 7 billion parameters, $d = p = t = 4$, a million tokens a
-# step: **which axis passes on most, and how many times more than the least?**
+# step: **which axis passes on most, and how many times as much as the least?**
 
 # %% predict="most-traffic"
 your_axis, your_times_the_least = ..., ...
@@ -241,11 +241,12 @@ your_axis, your_times_the_least = ..., ...
 #
 # Ranks $r$ and $q$ are on one node if `r // gpus_per_node == q // gpus_per_node`. Along `tp` and `dp` each
 # rank sends `sent[axis]` bytes to the next in its group, and the last to the first. Along `pp` each sends
-# as much to the stage behind it, *and* to the stage before it; the ends have one neighbour. A group of one
-# sends nothing. Add up what crosses a border of nodes.
+# `sent["pp"]` bytes to the next stage *and* as many to the stage before; the first and the last stage have
+# one neighbour. A group of one sends nothing. Add up the bytes that go from one node to another.
 #
-# Take layers and parameters as if they divided evenly. `count_parameters(model).total` is $N$. `sizes` and
-# `sent` have all three axes, `dp`, `pp` and `tp`, in any order.
+# Take layers and parameters as if they divided evenly: $L/p$ and $N/(p\,t)$ may be fractions.
+# `count_parameters(model).total` is $N$. `sizes` and `sent` have all three axes, `dp`, `pp` and `tp`, in any
+# order.
 
 
 # %% exercise="09.bytes-between-nodes" difficulty=3 minutes=15
@@ -334,13 +335,13 @@ Table(
 # Tensor parallelism innermost, always: it sends for every layer of every micro-batch. Between the other two
 # it is a matter of size, and *"data parallelism has the lowest communication"*, as an article says, is no
 # rule. A pipeline sends an activation for each micro-batch; data parallelism sends all gradients, but once a
-# step. Here, with 64 micro-batches, stages pass on more than replicas, so replicas are outermost. A larger
-# model in fewer micro-batches turns that round, and the first *takeaway* of Narayanan et al. (section 3) is
-# about such ones: tensor parallelism inside a node, pipeline parallelism between nodes.
+# step. Here, with 64 micro-batches, stages pass on more than replicas, so replicas are outermost. For a
+# larger model in fewer micro-batches it is the other way round. The first *takeaway* of Narayanan et al.
+# (section 3) is about such models: tensor parallelism inside a node, pipeline parallelism between nodes.
 #
-# Megatron-LM also turns it round in another way (section 4.1): tensor-parallel ranks all have the activation
-# that goes on, so each sends a $t$-th of it to its counterpart, and the next stage gathers the parts inside
-# its node. Here that leaves 0.54 of 2.1 GB each way, less than the replicas' 1.3 GB.
+# Megatron-LM lets stages send less (section 4.1): tensor-parallel ranks all have the activation that goes on,
+# so each sends a $t$-th of it to its counterpart, and the next stage gathers the parts inside its node. Here
+# that leaves 0.54 of 2.1 GB each way, less than the replicas' 1.3 GB.
 
 # %% check="09.bytes-between-nodes"
 labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_order)
@@ -371,9 +372,9 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 #
 # What is new is between the parts, and each of these has cost somebody a training run:
 #
-# * **Data.** All ranks of one replica work on the same rows, replicas on different ones. `step` is handed
-#   the rows of its own replica; only the first stage may look at ids, only the last at targets. Another step
-#   may have fewer rows, or shorter ones, but never fewer than micro-batches.
+# * **Data.** All ranks of one replica work on the same rows, replicas on different ones. `step` is handed the
+#   rows of its own replica; only the first stage may look at ids, only the last at targets. Another step may
+#   have fewer rows, or shorter ones, but never fewer rows than micro-batches.
 # * **Tied embeddings.** The table is on the first stage and, as the head, on the last. Two copies of one
 #   parameter: equal at the start, so equal forever, if both get the *sum* of both gradients. With $p = 1$
 #   it is one parameter.
@@ -382,10 +383,10 @@ labkit.check("09.bytes-between-nodes", bytes_sent, bytes_between_nodes, best_ord
 # * **The norm** is that of the whole model's gradient: every number once. Whole parameters (norms,
 #   positions, some biases) are on all $t$ ranks, the tied table is on two stages, and everything is on all
 #   $d$ replicas.
-# * **Random numbers.** Tensor-parallel ranks draw alike where they hold the same tensor. Replicas and
-#   stages must not draw alike: equal dropout masks on all replicas are noise that does not average out.
-#   Blocks drop by themselves, in training alone; that the whole model drops its embeddings too, likewise, is
-#   left to you.
+# * **Random numbers.** Tensor-parallel ranks draw alike where they hold the same tensor. Replicas and stages
+#   must not draw alike: equal dropout masks on all replicas are noise that does not average out. Blocks drop
+#   by themselves, and in training alone. Likewise the whole model drops its embeddings, the sum of tokens and
+#   positions: that is left to you, with numbers from `shared()`.
 #
 # A gradient is 1.0 in each of 12 numbers: 8 of cut weights (4 on each of 2 tensor-parallel ranks) and 4 of
 # whole ones, on 2 replicas. The norm should be $\sqrt{12} = 3.46$. **What does a program get that adds up
@@ -431,14 +432,15 @@ def stage_to_full(stage: "Stage", parts: Parts) -> dict[str, Tensor]:
 
 
 # %% [markdown]
-# Each rank is handed a model of the whole shape, in which only the numbers that it will hold need be right:
-# what else is in it may differ from rank to rank, and nothing of it has to be sent.
+# Each rank is handed a model of the whole shape. Only the numbers that this rank will hold need be right in
+# it. All others may differ from rank to rank, and no weights have to be sent. The model and the rows of a
+# step stay as they are.
 #
 # `is_cut(name)` tells whether tensor parallelism cuts the parameter of that name (as `named_parameters` of a
 # stage gives it); otherwise all tensor-parallel ranks have it whole, with equal gradients. For that to work,
-# keep the names below; `positions` and `head_weight` are parameters, not modules, and `blocks`, which
-# `stage_to_full` reads too, is an `nn.ModuleDict` with the layers' numbers in the whole model as keys, as
-# strings. Where gradients are clipped, 1e-6 may be added to their norm, as in torch; a `max_norm` of 0 leaves
+# keep the names below. `positions` and `head_weight` are parameters, not modules. `blocks` is an
+# `nn.ModuleDict`; its keys are the layers' numbers in the whole model, as strings (`stage_to_full` reads it
+# too). Where gradients are clipped, 1e-6 may be added to their norm, as in torch; a `max_norm` of 0 leaves
 # nothing of them. Seeds that are handed over are 0 or more.
 #
 # <details><summary>Hint 1: the tied pairs</summary>As many pairs as there are ranks in a stage: for each
@@ -854,26 +856,27 @@ draw_over_nodes({"data parallelism only": TOKENS}, NODES[:6], "tokens/s/GPU")
 # %% [markdown]
 # ### Exercise: the seconds of a step
 #
-# For the slowest stage, which has $\lceil L/p \rceil$ layers, with $m = B/(db)$ micro-batches:
+# All terms are those of the slowest stage, which has $\lceil L/p \rceil$ layers. A batch of $B$ sequences is
+# $m = B/(db)$ micro-batches for each replica.
 #
 # * **One layer's compute**, forward and backward of a micro-batch: $C = \max\big(\frac{k\,F}{L\,t \cdot
-#   \text{flops}},\ \mathrm{layer\_floor}\big)$, where $F$ is `train_step_flops(model, sequence, micro_batch)`
-#   (the head is dealt out to the layers), and $k = 4/3$ with recomputation, 1 without. The floor is what
-#   the host needs to launch a layer's kernels.
-# * **One layer's tensor-parallel traffic**: $T = r \cdot 2\frac{t-1}{t} \cdot 2bsh$ bytes over
-#   `bandwidth(t, 1)`, with $r = 4$ all-reduces, 6 with recomputation (lesson 06's two of forward come
+#   \text{flops}},\ \mathrm{layer\_floor}\big)$, where $F$ is `train_step_flops(model, sequence,
+#   micro_batch)`, the operations of the whole model ($F/L$ deals the head's out to the layers), and $k = 4/3$
+#   with recomputation, 1 without. The floor is the seconds that the host needs to launch a layer's kernels.
+# * **One layer's tensor-parallel traffic**: $T$ is the seconds of $r \cdot 2\frac{t-1}{t} \cdot 2bsh$ bytes
+#   over `bandwidth(t, 1)`, with $r = 4$ all-reduces, 6 with recomputation (lesson 06's two of forward come
 #   twice).
 # * **compute** $= m \lceil L/p \rceil C$, **tensor** $= m \lceil L/p \rceil T$, and the **bubble** $= (p -
 #   1)\lceil L/p \rceil (C + T)$ (lesson 04).
-# * **data**, what is left in sight of the replicas' traffic. A ring's half, a reduce-scatter or an
-#   all-gather, moves $H = \frac{d-1}{d} \cdot \frac{2N}{p\,t}$ bytes over `bandwidth(d, t)`: replicas stand
-#   $t$ ranks apart. The last micro-batch's backward, $\frac23 \lceil L/p \rceil (C + T)$ seconds by this
-#   formula with recomputation as without, hides what can go on beside it. With stage 0 these are both halves
-#   of the all-reduce together: $\max(0, 2H' - \text{hidden})$ is left, where $H'$ is $H$ in seconds. With
-#   stage 1 it is the scatter of gradients alone, as the new weights are gathered after it: $\max(0, H' -
-#   \text{hidden}) + H'$.
+# * **data**, the seconds of the replicas' traffic that nothing hides. An all-reduce is a reduce-scatter and
+#   an all-gather. Each half moves $H = \frac{d-1}{d} \cdot \frac{2N}{p\,t}$ bytes over `bandwidth(d, t)`, as
+#   replicas stand $t$ ranks apart; that takes $H'$ seconds. What goes on beside the last micro-batch's
+#   backward is hidden, for at most $\text{hidden} = \frac23 \lceil L/p \rceil (C + T)$ seconds, with
+#   recomputation as without. With ZeRO stage 0 both halves go on beside it: $\max(0, 2H' - \text{hidden})$ is
+#   left. With stage 1 only the scatter of gradients does, as the new weights are gathered after the step:
+#   $\max(0, H' - \text{hidden}) + H'$.
 #
-# $N$ is the whole model's count of parameters, divided evenly.
+# $N$ is again `count_parameters(model).total`, and $N/(p\,t)$ may be a fraction.
 
 
 # %% exercise="09.step-seconds" difficulty=3 minutes=15
@@ -986,10 +989,10 @@ labkit.check("09.step-seconds", step_seconds)
 # The fastest plan on paper is often one that cannot run. In the data behind this lesson, 323 of 878
 # configurations that somebody queued crashed or ran out of memory.
 #
-# Formulas come out low: against the runs that finished, arithmetic like lesson 01's (with nanotron's 20 bytes
-# a parameter and its sequence parallelism) is 6 GiB off on average, 3 GiB at the median, and nearly always
-# short (fragmentation, buffers, copies). So a plan must leave **a tenth of the memory free**. A plan that
-# fits with 79.9 of 80 GB does not fit.
+# Formulas come out low. Beside the runs that finished, arithmetic like lesson 01's (with nanotron's 20 bytes
+# a parameter and its sequence parallelism) is 6 GiB off on average and 3 GiB at the median. It is nearly
+# always too low: fragmentation, buffers and copies are not in it. So a plan must leave **a tenth of the
+# memory free**. A plan that fits with 79.9 of 80 GB does not fit.
 
 # %% [markdown]
 # ### Exercise: feasible
@@ -1076,10 +1079,11 @@ your_plan = GridPlan(data=1, tensor=1, pipeline=1, micro_batch=1)
 # %% [markdown]
 # ### Exercise: choose a plan
 #
-# The fastest plan that runs, over all $d$, $t$, $p$, micro-batches, ZeRO stages 0 and 1, with and without
-# recomputation. You are graded on models and machines you have not seen: slow networks, little memory, two
-# GPUs a node, or six. Points are for all of them together: that every plan runs, and that none takes more
-# than 20%, than 10%, than 5% longer than the best one. Within 5% a plan is as good as the best.
+# Find the fastest plan that runs, over all $d$, $t$, $p$, micro-batches, ZeRO stages 0 and 1, with and
+# without recomputation. The docstring's *nearly so* means: by the formulas above it takes at most 5% longer
+# than the fastest. That is as good as the best. You are graded on models and machines you have not seen: slow
+# networks, little memory, two GPUs a node, or six. There are points if every plan runs, and more if none
+# takes over 20%, none over 10%, none over 5% longer than the best: a single slow plan costs them.
 #
 # A thousand plans are quick to price and slow to check for memory: which should you ask first? All calls of
 # a check together, about thirty, may take a minute.
