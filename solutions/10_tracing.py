@@ -103,7 +103,8 @@ labkit.trace(job, folder / "job.json")
 # waited for others. A cell of `%%ranks` is traced by `%ranks trace cell.json`.
 #
 # One rank has eight times the rows. Its all-reduce is the *shortest*. **Why? And how long is the step of a
-# rank that has an eighth of the work?** Write down what share of rank 0's step you think is lost.
+# rank that has an eighth of the work?** Write down how many percent of rank 0's step you think are lost, that
+# is, not spent computing.
 
 # %% predict="lost"
 your_lost_percent = ...
@@ -164,8 +165,8 @@ labkit.trace(profiles, folder / "profiles.json")
 # merging can add is what was not recorded: gloo's events do not say who the other end of a message is, so
 # arrows between ranks are in the recorder's traces only.
 #
-# What does watching cost? Shapes, memory and Python stacks can be asked for on top. **By what factor is a
-# step longer that is watched with Python stacks?**
+# What does watching cost? Shapes, memory and Python stacks can be asked for on top. **How many times as long
+# is a step that is watched with Python stacks?**
 
 # %% predict="factor"
 your_factor = ...
@@ -218,8 +219,8 @@ Table(["the profiler records", "your guess", "times as long", "ms a step", "a ra
 # ### Exercise: exposed communication
 #
 # Two lists of stretches `(begin, end)` of one rank, in any unit, in any order. Calls can be under way at the
-# same time, lie inside each other, or touch, and so can kernels. For how long does something communicate
-# while nothing computes? Leave the lists as they are; whoever called you goes on with them. Either may be
+# same time, lie inside each other, touch, or last no time, and so can kernels. For how long does something
+# communicate while nothing computes? Leave the lists as they are: the caller goes on with them. Either may be
 # empty.
 #
 # <details><summary>Hint 1</summary>A union of stretches: sort them by their beginning; each either reaches
@@ -286,7 +287,7 @@ labkit.check("10.exposed-communication", exposed_communication)
 # * `find_stragglers`: for each collective the rank that came last, and how long the others waited for it,
 #   all together (in rank-seconds: what you pay for). Of ranks that came at the same moment the lowest.
 #
-# Moments may be large, as microseconds since some days ago are, and differ by less than one: keep all their
+# Moments may be large, such as microseconds counted over days, and differ by less than 1: keep all their
 # digits. The lists stay as they are.
 
 
@@ -333,16 +334,16 @@ labkit.check("10.straggler", clocks_ahead, find_stragglers)
 #
 # ### Exercise: step breakdown
 #
-# Now all of it. A rank's step from `begin` to `end`; `compute` as before; `calls` with a third number, the
-# moment when the last rank that the call waits for came. (It may be *after* the call's end: then nobody was
-# waited for so long, as with a send that goes into a buffer; the call waited all its time. It may be *before*
-# the call's beginning, as with a message that was there already: then the call communicates all its time, and
-# not before.) Every moment of the step belongs to the first of these that is true:
+# Now all of it. A rank's step goes from `begin` to `end`, and `compute` is as before. Each of `calls` has a
+# third number: the moment when the last rank that the call waits for came. (It may be *after* the call's end,
+# as with a send that goes into a buffer: then the call waited all its time. It may be *before* the call's
+# beginning, as with a message that was there already: then the call communicates all its time, and not
+# before.) Every moment of the step belongs to the first of these that is true:
 #
 # * `compute`: something is computed;
 # * `exposed`: some call communicates, which it does from when the last rank came;
 # * `waiting`: some call waits for the last rank;
-# * `idle`: nothing of it.
+# * `idle`: none of these.
 #
 # What lies outside the step does not count; what reaches into it counts with that part. The four add up to
 # the step. The lists stay as they are: they hold the other steps too. Either may be empty.
@@ -483,8 +484,8 @@ Picture(figure, "Memory rises during forward to a peak and falls during backward
 #
 # `seconds_per_step` gets what it needs as arguments: `step()` queues one step, `synchronize()` waits until
 # the device has done everything queued so far, `clock()` tells seconds. Run `warm_up` steps that do not
-# count, then `steps` that do, one behind the other: wait for the device once before them and once after
-# them, not in between. `measured_mfu` says what the run recomputed; decide what to make of that. `gpu` has
+# count, then `steps` that do, one behind the other: wait for the device once before them and once after them,
+# not in between. `measured_mfu` is told what the run recomputed; decide what to make of that. `gpu` has
 # `dense_bf16` and `sparse_bf16`, FLOP/s of one GPU. Scores count for all $s^2$ positions, as lesson 01's
 # `train_step_flops(config, sequence, batch)` has it, and `config` may be a GPT or a Llama, with heads of any
 # size. A share above 1 is told as it is: then the seconds are wrong, and somebody should see it.
@@ -657,10 +658,10 @@ Picture(figure, "The matrix products lie under the flat roof; GeLU, LayerNorm an
 #
 # ## Three slow programs
 #
-# Each of the next three works, and has one thing wrong with it that costs most of its time. Look at the
-# trace before you look at the code. You are graded on numbers that stay what they were, and on the cause
-# being gone: on the order of what was done, on counts and bytes. Not on the clock, which has other things to
-# do on a shared machine.
+# Each of the next three works, and has one thing wrong with it that costs most of its time. Look at the trace
+# before you look at the code. You are graded on two things: the numbers stay what they were, and the cause is
+# gone. The cause is looked for in the order of what was done, in counts and in bytes, not by the clock, which
+# tells little on a shared machine. All parameters of all models here are trained; none is frozen.
 #
 # To see what depends on what, without a clock, there is a `Journal`: it writes down what a rank does, in
 # order. `replay` then plays the journals of all ranks on a machine of fixed speeds, the same for everybody:
@@ -768,8 +769,9 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 #   send every gradient once. Call `torch.distributed`'s own functions, no functional collectives, wait for
 #   each call by its `wait()`, and multiply no matrices but those of forward and backward.
 # * **The batches** may come from an iterator: go through them once. There may be none.
-# * **The model** has six parameters or more, may have been trained before, and may be trained again:
-#   gradients that it comes with count for nothing, and hooks are removed in the end.
+# * **The model** has six parameters or more, none of them frozen. It may have been trained before, in another
+#   group too, and may be trained again: gradients that it comes with count for nothing, and hooks are removed
+#   in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>
@@ -860,11 +862,12 @@ draw_utilisation({"slow program 2": slow_timeline})
 #
 # ### Exercise: slow program 2
 #
-# The same losses and weights, whatever gradients the model comes with; the host waits for the device at most
-# once, when all is queued. Batches come as ordinary tensors on the host, of the shapes that the model takes
-# and gives, and can be gone through once; the last may have fewer rows, and there may be none. `device` need
-# not be the first. A copy that does not block takes what is in pinned memory when its turn comes, perhaps
-# long after the host has gone on: leave that memory as it is until the copy is done.
+# The same losses and weights, whatever gradients the model comes with. The host waits for the device at most
+# once in a call, when all is queued; to ask it in a loop whether something is done is a wait too. Each batch
+# is copied once, from pinned memory with `non_blocking=True`. Such a copy takes what is in that memory when
+# its turn comes, perhaps long after the host has gone on: leave the memory as it is until the copy is done.
+# Batches come as ordinary tensors on the host, of the shapes that the model takes and gives, and can be gone
+# through once. The last may have fewer rows, and there may be none. `device` need not be the first.
 #
 # <details><summary>Hint 1</summary>What makes the host wait: <code>.item()</code>, <code>float()</code>,
 # <code>print</code>, <code>.cpu()</code>, and copies to the device from memory that is not pinned, whatever
@@ -987,12 +990,13 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # %% [markdown]
 # ### Exercise: slow program 3
 #
-# Same weights, and no rank with more than 1.15 times as many tokens (to predict) as the mean, or as the
-# longest document where that has more than the mean. (The lengths you are graded on can be divided like that;
-# five equal documents on three ranks cannot.) There may be fewer documents than ranks. A document goes
-# through the model whole and by itself: in most models what comes of a token depends on all tokens before it.
-# All ranks come to the same shares without talking: every rank knows all documents, and no rank tells another
-# what to do. (Random numbers are not the same on all ranks.) The list of documents stays as it is.
+# The weights stay what they were. Gradients that the model comes with count for nothing, as in the slow
+# program. No rank predicts more than 1.15 times as many tokens as the ranks do on average, or as the longest
+# document asks for, where that is more. (The lengths you are graded on can be divided like that; five equal
+# documents on three ranks cannot.) There may be fewer documents than ranks. A document goes through the model
+# whole and by itself: in most models what comes of a token depends on all tokens before it. All ranks come to
+# the same shares without talking: every rank knows all documents, and no rank tells another what to do.
+# (Random numbers are not the same on all ranks.) The list of documents stays as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best).</details>
@@ -1098,21 +1102,23 @@ draw_breakdown(plain_record)
 #   iterator hands it over then, and once). It has the micro-batches `[m, rows, s + 1]` for all ranks, and
 #   `rows` is a multiple of the number of ranks. The next batch may have more or fewer of both, and there may
 #   be none.
-# * **The model** may have been trained before, and may be trained again, as may another model: gradients that
-#   it comes with count for nothing, and hooks are removed in the end.
+# * **The model** has no frozen parameters. It may have been trained before, in another group too, and may be
+#   trained again, as may another model: gradients that it comes with count for nothing, and hooks are removed
+#   in the end.
 # * **Calls.** Call `torch.distributed`'s own functions, no functional collectives, and wait for each call by
 #   its `wait()`: the machine of fixed speeds knows of no other way. Libraries' own wrappers
 #   (DistributedDataParallel, FSDP) are not allowed.
 #
 # Your score is the time of a step on the machine of fixed speeds: it depends on what your ranks did in which
-# order, and not on the computer they did it on. It sees what torch does in your program's own thread: compute
-# there, the optimizer's step as well. Who sends more bytes than a tenth of the weights through NumPy, lists
-# of numbers or another thread gets no points for speed.
+# order, and not on the computer they did it on. That machine sees what torch does in your program's own
+# thread: compute there, the optimizer's step as well. There are no points for speed if more bytes than a
+# tenth of the weights' go through NumPy, lists of numbers or another thread.
 #
 # Points are given for at most 60% and at most 40% of the plain program's time; for at most 12% of a step
-# exposed, and 5% waiting or idle; and for holding at most four times the weights between steps. Your
-# instructor may publish a table of scores under names that people chose: write one into `ranking_name`, or
-# leave it empty and stay out.
+# exposed, and 5% waiting or idle; and for holding at most four times the weights' bytes between steps, these
+# included. On models and batches of other sizes less can be won: there at most 75% of the plain program's
+# time is asked for, and at most 35% exposed. Your instructor may publish a table of scores under names that
+# people chose: write one into `ranking_name`, or leave it empty and stay out.
 #
 # <details><summary>Hint 1</summary>Gradients of several micro-batches add up by themselves in
 # <code>.grad</code>. Which of them need to be sent?</details>
