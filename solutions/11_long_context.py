@@ -85,8 +85,8 @@ Table(
 # o = e^{\ell_A - \ell}\, o_A + e^{\ell_B - \ell}\, o_B$$
 #
 # Nothing is approximated. Scores of several hundreds occur, above 0 and below it, here and in all that
-# follows, and $e^{800}$ is no number any more: subtract before you take the exponential. And a query may have
-# seen nothing at all so far: then $\ell_A = -\infty$.
+# follows, and $e^{800}$ is too large for any float: subtract before you take the exponential. And a query may
+# have seen nothing at all so far: then $o_A = 0$ and $\ell_A = -\infty$.
 
 # %% [markdown]
 # ### Exercise: two partial attentions made one
@@ -157,10 +157,10 @@ draw_pairs([0, 0, 0, 0])
 #
 # Go through the blocks of queries; for each, through the blocks of keys it sees, and merge. This is what
 # FlashAttention does inside one GPU. Scores and probabilities of a pair, in any form, are gone when those of
-# the next have been used: beside q, k and v there are never more numbers than ten times the scores of a pair
-# and four times the output together. Partial outputs of one row of blocks may stay. A last block may be
-# shorter; no pair of the future is computed for it either. No tensor is larger than the scores of a pair or
-# the output, whichever has more numbers. What is given is not changed.
+# the next have been used. Beside q, k and v there are never more numbers than ten times the scores of a pair
+# (those of all heads) and four times the output together. No tensor is larger than the scores of a pair or
+# the output, whichever has more numbers. Partial outputs of one row of blocks may stay. A last block may be
+# shorter; no pair of the future is computed for it either. What is given is not changed.
 #
 # <details><summary>Hint</summary>
 #
@@ -292,9 +292,10 @@ Table(
 # %% [markdown]
 # ### Exercise: a fair cut
 #
-# Two functions. `own_tokens` says which positions a rank has, and names both numbers where it refuses.
-# `block_pairs` says what there is to compute when a rank holds the keys that rank `source` came with: pairs
-# of one of its own two halves of queries, 0 or 1, with one of the two halves of keys.
+# Two functions. `own_tokens` says which positions a rank has; where it refuses, its error names both numbers,
+# of tokens and of ranks. `block_pairs` says what there is to compute when a rank holds the keys that rank
+# `source` came with: pairs of one of its own two halves of queries, 0 or 1, with one of the two halves of
+# keys.
 
 
 # %% exercise="11.own-tokens" difficulty=2 minutes=10
@@ -357,15 +358,18 @@ def start_passing(tensors: list[Tensor], group: dist.ProcessGroup) -> tuple[list
 # %% [markdown]
 # ### Exercise: keys and values go round
 #
-# Blocks are handed in as `attend`, which is `attend_block` or something that behaves like it. What is passed
-# in a step is under way during all blocks of that step, by sends and receives; keys and values may share a
-# message, or go in several.
+# Blocks are computed by the `attend` that is handed in, which is `attend_block` or something that behaves
+# like it. What is passed in a step is under way during all blocks of that step, by sends and receives. That
+# holds for the first step too, with the rank's own keys: start passing them before you compute any block,
+# also those on the diagonal. Only the last step's two blocks have no message beside them. Keys and values may
+# share a message, or go in several. What is sent and returned has the dtype of q, k and v, float32 or
+# float64.
 #
 # <details><summary>Hint</summary>
 #
-# Start each half of the queries with zeros and $-\infty$: a part that saw nothing. In each step but the
-# last: start passing what you hold, compute with it, wait, and take what has come. Whose keys are they now?
-# Those of rank $r - i$ of the group, counted round.
+# Start each half of the queries with zeros and $-\infty$: a part that saw nothing. In each step start passing
+# what you hold, compute with it, wait, and take what has come; in the last step there is nothing to pass.
+# Whose keys are they now? Those of rank $r - i$ of the group, counted round.
 #
 # </details>
 
@@ -461,6 +465,8 @@ draw_timeline(job)
 # Write both passes of `RingAttention`. In either, keys and values of other ranks, and the sums of their
 # gradients, are there for one step and on their way for the next: never those of all ranks together. Several
 # tensors may go as one message; what is counted is bytes, and when they go is not looked at in this exercise.
+# All that is sent and returned, gradients too, has the dtype of q, k and v, float32 or float64. Some of these
+# three may need no gradient.
 #
 # <details><summary>Hint</summary>
 #
@@ -585,8 +591,8 @@ draw_exchange(heads=8, ranks=4)
 #
 # ### Exercise: heads for tokens
 #
-# `Exchange` gives away pieces along one dimension and joins what comes along another one; with it,
-# attention is four lines. It is a way there: what is checked is `ulysses_attention`. `attend` is handed in:
+# `Exchange` gives away pieces along one dimension and joins what comes along another one; with it, attention
+# is four lines. You may do without `Exchange`: what is checked is `ulysses_attention`. `attend` is handed in:
 # attention of some heads over a whole sequence, whose output may lie in memory in any order, as that of fused
 # kernels does. What is sent goes by all-to-alls, or by sends and receives of the pieces.
 #
@@ -652,8 +658,8 @@ def ulysses_attention(
 labkit.check("11.ulysses", ulysses_attention)
 
 # %% [markdown]
-# Heads in a row share a key-value head. So of $n$ equal parts, part $i$ of the heads needs part $i$ of the
-# key-value heads: nothing else has to be thought of, as long as $n$ divides both.
+# Neighbouring heads share a key-value head. So of $n$ equal parts, part $i$ of the heads needs part $i$ of
+# the key-value heads: nothing else has to be thought of, as long as $n$ divides both.
 
 
 # %%
@@ -765,8 +771,8 @@ prediction("Ulysses sends less on more ranks than (a + k) / k", your_ranks, (32 
 
 # %% [markdown]
 # A ring's bytes grow a little with $n$, those of Ulysses fall: their ratio is $\frac{nk}{a + k}$. But a
-# ring's messages may not cost anything, where they travel behind the blocks. A block of $c$ queries and $c$
-# keys of one head takes $4 d c^2$ operations and $4 d c$ bytes in 16 bits, so that a GPU of $F$ operations a
+# ring's messages may cost nothing, where they travel behind the blocks. A block of $c$ queries and $c$ keys
+# of one head takes $4 d c^2$ operations and $4 d c$ bytes in 16 bits, so that a GPU of $F$ operations a
 # second and a link of $B$ bytes a second need $c \ge F / B$ tokens. The paper holds six blocks of that size
 # on a device and prints this table of shortest sequences (Liu et al. 2023, table 2):
 
@@ -792,7 +798,7 @@ Table(
 # These are whole blocks. Your ring is causal, and in a step it computes two of the four pairs of halves: half
 # the operations for the same bytes, so it needs $2F/B$ tokens.
 #
-# With $a/k$ heads to each of the keys' the same keys serve more queries, and yours needs
+# With $a/k$ query heads to each key-value head the same keys serve more queries, and your ring needs
 # $2\frac{F}{B} \cdot \frac{k}{a}$ tokens.
 #
 # **Ring or Ulysses?**
@@ -813,8 +819,8 @@ Table(
 #
 # Everything else in a transformer works token by token, also on a rank's own tokens, but for its two ends.
 # Positions: a rank must add, or turn by, those of *its* tokens, which are not 0, 1, 2, ... And the loss is a
-# mean over the targets of the sequence, of which some are ignored: the prompt's in fine-tuning, what fills
-# up a batch. Ranks hold equally many tokens, but not equally many targets; one may hold none.
+# mean over the targets of the sequence, of which some are ignored: those of the prompt in fine-tuning, and
+# padding. Ranks hold equally many tokens, but not equally many targets; one may hold none.
 #
 # So ranks add up two numbers: their sum of losses, and their number of targets. What each returns is the same
 # mean, and what it differentiates is its own part of it: $\frac{1}{N} \sum_{\text{own}} \ell_i$ with the
@@ -822,8 +828,9 @@ Table(
 #
 # ### Exercise: the loss of a divided sequence
 #
-# Write `sharded_loss`, with the value of all targets and the gradient of the rank's own. The sum and the
-# number may travel together or each in a call of its own.
+# Write `sharded_loss`, with the value of all targets and the gradient of the rank's own. The loss is returned
+# in the dtype in which it is computed: float32 for logits of 16 bits too. The sum and the number may travel
+# together or each in a call of its own.
 #
 # <details><summary>Hint</summary>
 #
@@ -876,14 +883,16 @@ labkit.check("11.sharded-loss", sharded_loss)
 # `TensorParallelBlock(block, group, streams)` is lesson 07's, from `labkit.parallel`: it makes a rank's part
 # of a block, and calls `block.attention.attend(q, k, v, dropout)` with tensors [b, a/t, c, d]. What you put
 # there decides how attention is computed. `streams` are lesson 07's `RandomStreams(seed, group)`, with the
-# tensor group: dropout draws from them, and where there is none any seed will do. A part's weights are
-# copies.
+# tensor group: dropout draws from them, and where there is none any seed will do. The part that it makes has
+# copies of the block's weights.
 #
 # ### Exercise: a GPT on divided sequences
 #
-# Ranks with other tokens send each other the messages of the ring, the two numbers of a loss, and each
-# gradient once, to sum it, and nothing else. Of the whole model a rank keeps its part alone once it is built.
-# All parameters are trained; `sum_gradients` is called once, after one backward.
+# Between ranks with other tokens go the messages of the ring, the two numbers of a loss, and the gradients,
+# and nothing else. Each gradient is summed once, over the batch group: not over the context group first and
+# over the replicas then. A head that is tied to the table is one parameter with it, and has one gradient. Of
+# the whole model a rank keeps its part alone once it is built. All parameters are trained; `sum_gradients` is
+# called once, after one backward.
 #
 # <details><summary>Hint 1</summary>
 #
