@@ -52,8 +52,8 @@ from labkit.theory.units import binary_text
 # \mathrm{expert}_e(x), \qquad g_e = \frac{p_e}{\sum_{\text{chosen}} p}$$
 #
 # The *gates* $g$ are what remains of $p$ when only the chosen ones count, and they add up to 1 (Mixtral,
-# arXiv 2401.04088, section 2.1, takes the softmax of the $k$ highest scores, which is the same). What is
-# chosen is a whole number, and has no gradient. The router learns through its gates: an expert that helped
+# arXiv 2401.04088, section 2.1, takes the softmax of the $k$ highest scores, which is the same). The chosen
+# experts' numbers are whole, and have no gradient. The router learns through its gates: an expert that helped
 # gets more weight next time.
 #
 # Two of those probabilities can lie close together, and then rounding decides. bfloat16 keeps 8 bits: 0.30
@@ -67,9 +67,9 @@ from labkit.theory.units import binary_text
 # is added to the probabilities where experts are *chosen*, and nowhere else: gates and probabilities are
 # returned without it.
 #
-# Everything is computed in float32, or in float64 where tokens or router are, and gates and probabilities are
-# returned in it. The experts' numbers are int64, as torch's own indices are. Scores of several hundreds
-# occur, above 0 and below it; but no bias is so large that it chooses only experts of probability 0.
+# Everything is computed in float32, or in float64 where tokens or router have it, and gates and probabilities
+# are returned in that dtype. The experts' numbers are int64, as torch's own indices are. Scores of several
+# hundreds occur, above 0 and below it; but no bias is so large that it chooses only experts of probability 0.
 #
 # <details><summary>Hint</summary>
 #
@@ -170,10 +170,12 @@ prediction("visits of the busiest of 8 experts", your_busiest, max(visits))
 #
 # ### Exercise: rows in the order of experts, and back
 #
-# Rows are moved, not multiplied: no product with a matrix of zeros and ones. Places and counts are int64.
-# `unpermute` must work for any order of the places. It adds up in the wider of the rows' and the gates'
-# dtypes, and returns the rows'. Any expert may be without tokens, and there may be one token, or none at all.
-# Experts and gates may be views of any layout. What is handed over stays as it is.
+# Rows are moved, not multiplied: no product with a matrix of zeros and ones. Rows have the tokens' dtype;
+# places and counts are int64, as the experts that are handed over. `unpermute` must work for any order of the
+# places. It multiplies and adds up in the dtype that `torch.promote_types` gives for rows and gates (float32
+# for bfloat16 and float16), and only then rounds to the rows' dtype, which it returns. Any expert may be
+# without tokens, and there may be one token, or none at all. Experts and gates may be views of any layout.
+# What is handed over stays as it is.
 #
 # <details><summary>Hint</summary>
 #
@@ -236,24 +238,24 @@ print(f"furthest from Mixture: {apart:.1e}")
 # %% [markdown]
 # ## To the ranks of the experts
 #
-# Now the $E$ experts are spread over ranks, and $n$ is from here on the number of these, except where a shape
-# such as [n, h] counts tokens. Each rank has $E/n$ experts: rank 0 the first ones, rank 1 the next.
-# Every rank has tokens of its own, and rows for everybody. That is an all-to-all, and one in which no two
-# messages need be equally long: who gets how many rows is the router's doing, and new every time.
+# Now the $E$ experts are spread over ranks. From here on $n$ is the number of ranks, except where a shape
+# such as [n, h] counts tokens. Each rank has $E/n$ experts: rank 0 the first ones, rank 1 the next. Every
+# rank has tokens of its own, and rows for everybody. That is an all-to-all, and one in which no two messages
+# need be equally long: who gets how many rows is the router's doing, and new every time.
 #
 # So there are two questions, one after the other. *How many* rows come from whom? Without that a rank cannot
 # make room for them; worse, if it expects another number than is sent, gloo ends the process or leaves old
-# memory in the place of rows. (This course's recorder compares both sides, and says who expected what.
-# Functional collectives go past it: a person has to look at them.) Then the rows themselves.
+# memory in the place of rows. (This course's recorder compares both sides, and says who expected what, but
+# not of functional collectives, which go past it.) Then the rows themselves.
 #
 # What about backward? Rows that went from rank 0 to rank 2 have gradients that are on rank 2. They come back
-# by an all-to-all in which what was received is sent, and what was sent is received. Sums over ranks, or
-# divisions by their number, have no place here: each row is in one place at a time.
+# by an all-to-all in which what was received is sent, and what was sent is received. Nothing is summed over
+# ranks or divided by their number: each row is in one place at a time.
 #
 # ### Exercise: rows to the ranks of their experts
 #
-# What `exchange_counts` returns has the dtype of the counts it is given. Nobody changes the lists
-# of splits.
+# What `exchange_counts` returns has the dtype of the counts it is given, int64 or int32. Nobody changes the
+# lists of splits.
 #
 # <details><summary>Hint</summary>
 #
@@ -356,9 +358,9 @@ draw_dispatch(sent_rows)
 # of one expert together first, and take them apart again before they go back. (The table of counts is this
 # row of numbers.)
 #
-# **An expert that nobody visits** is a trap. Skip it, and its gradients are `None` on this step; whatever
-# adds up gradients over ranks later waits for them, on some ranks and not on others. Call it with its
-# zero rows: then its gradients are there, and zero.
+# **An expert that nobody visits** is a trap. Skip it, and its gradients are `None` in this step; whatever
+# adds up gradients over ranks later waits for them, on some ranks and not on others. Call it with no rows, a
+# matrix $[0, h]$: then its gradients are there, and zero.
 #
 # **Gradients of experts need nothing more.** An expert has seen the rows of *all* ranks, so its gradients are
 # the sum over all tokens already. Those of the router are not: each rank has them for its own tokens.
@@ -375,11 +377,13 @@ prediction("rows that leave, of all", your_part, "(n - 1) / n = 2/3", "computed"
 # %% [markdown]
 # ### Exercise: a layer of experts over ranks
 #
-# Keep the router and the modules that are handed over themselves, as a parameter and as modules of the layer:
-# others hold them too. What is frozen stays frozen: the router may be, and the experts of some ranks; tokens
-# get their gradients and every rank takes part all the same. Rows travel in the tokens' dtype, and only those
-# there are. One all-to-all of counts and two of rows in forward, two in backward, and each expert is called
-# once, also in evaluation and without a graph, and where it has no rows.
+# Keep the very router and modules that are handed over, not copies, as a parameter and as modules of the
+# layer: others hold them too. What is frozen stays frozen. The router may be, and the experts of some ranks;
+# tokens get their gradients and every rank takes part all the same. Experts have the tokens' dtype, and the
+# router may have a wider one, as float32 beside bfloat16. Rows travel in the tokens' dtype, which the output
+# has too, and only the rows that there are. A forward makes one all-to-all of counts and two of rows, a
+# backward two of rows. A forward calls each expert once, also one that has no rows. In evaluation and without
+# a graph forward is the same.
 #
 # <details><summary>Hint</summary>
 #
@@ -533,7 +537,7 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 # And the gradient? A rank can only push its own tokens' probabilities, by $E f_e / T$ each, with the $f$ and
 # $T$ of everybody. Summed over the ranks that is the gradient of $\mathcal L$. Nothing has to be sent in
 # backward. Mind what comes after: where gradients are *averaged* over $n$ ranks, as you will do it below,
-# this loss is multiplied by $n$ first, or it counts for an $n$-th.
+# this loss must be multiplied by $n$ first, or it counts for an $n$-th.
 #
 # The other way needs no loss. DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) gives each expert a bias that
 # takes part in the choice alone, as in your `route` (it is added to sigmoids of $Wx$ there, where you have a
@@ -543,8 +547,9 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 # ### Exercise: balance
 #
 # Write both ways: `balance_loss` over the tokens of all ranks, a tensor without dimensions as every loss is,
-# and `nudge`, which moves the bias. A rank may have no tokens; all together have some. What is all-reduced
-# may go in one call or in several, and in any dtype that holds it.
+# and `nudge`, which moves the bias. The loss is returned in the probabilities' dtype, float32 or float64; the
+# bias may be of any floating-point dtype, and comes back in it. A rank may have no tokens; all together have
+# some. What is all-reduced may go in one call or in several, and in any dtype that holds it.
 #
 # <details><summary>Hint</summary>
 #
@@ -634,15 +639,14 @@ draw_visits(history[-1], owners=[0, 0, 1, 1, 2, 2, 3, 3])
 # $$C = \left\lceil \text{factor} \cdot \frac{k\,T}{E} \right\rceil$$
 #
 # and sent exactly $C$ rows for each expert, empty ones where there were fewer. A visit that finds no room is
-# *dropped*: the token's gate there is 0, and if it has no other expert, the layer gives it nothing. (It
-# still has its residual.) GShard (arXiv 2006.16668, section 2.2) has $k = 2$, cuts the $N$ tokens of a batch
-# into $G$ groups, and gives an expert $2N/(GE)$ places in each: a factor of 1. Switch (arXiv 2101.03961,
-# equation 3 and table 1) has $k = 1$ and factors of 1, 1.25 and 2.
+# *dropped*: the token's gate there is 0, and if it has no other expert, the layer gives it nothing. (The
+# residual connection still carries it.) GShard (arXiv 2006.16668, section 2.2) has $k = 2$, cuts the $N$
+# tokens of a batch into $G$ groups, and gives an expert $2N/(GE)$ places in each: a factor of 1. Switch
+# (arXiv 2101.03961, equation 3 and table 1) has $k = 1$ and factors of 1, 1.25 and 2.
 #
 # Who is dropped? First choices count more. GShard lets *all* tokens of a group have their first choice, in
-# order, before any of them gets its second (its algorithm 1). So the second choice of the first token comes
-# after the first choice of the last one. (It also leaves second choices with small gates out at random, which
-# we do not.)
+# order, before any of them gets its second (its algorithm 1). So the first token's second choice comes after
+# the last token's first. (It also leaves second choices with small gates out at random, which we do not.)
 #
 # With a router that has not learned anything, 512 tokens, 8 experts, $k = 2$ and factor 1: which part of the
 # 1,024 visits is dropped?
@@ -654,16 +658,17 @@ your_dropped = ...
 # ### Exercise: a capacity, and what it drops
 #
 # Write `expert_capacity`, the number of rows that an expert takes, and `drop`, which gives visits without
-# room a gate of 0. A capacity that is a whole number stays one: $7 \cdot 200 / 25$ is 56, but in floats
-# $7 / 25 \cdot 200$ is a little more, and rounded up 57. So multiply before you divide. (A factor like 1.1 is
-# no such number: as a float it is a little more than 1.1 from the start, and may cost a row.) The gates that
-# are handed over stay as they are.
+# room a gate of 0. A capacity that is a whole number stays one: $7 \cdot 200 / 25$ is 56, but in floats $7 /
+# 25 \cdot 200$ is a little more, and rounded up 57. So multiply before you divide. (A factor like 1.1 is no
+# such number: as a float it is a little more than 1.1 from the start, and may cost a row.) `drop` returns
+# gates in their dtype; those that are handed over stay as they are. No number that is handed over is infinite
+# or NaN. Gates and experts stay in torch: no NumPy, no lists of them.
 #
 # <details><summary>Hint</summary>
 #
-# Put visits in a row, all first choices, then all second ones: `experts.T.flatten()`. The number of a visit
-# among those of its expert is a running sum (`cumsum`) over a table of zeros and ones with a column for each
-# expert.
+# Put visits in a row, all first choices, then all second ones: `experts.T.flatten()`. Make a table of zeros
+# and ones, a row for each visit and a column for each expert. A running sum down its columns (`cumsum`)
+# numbers the visits of each expert.
 #
 # </details>
 
@@ -762,8 +767,9 @@ your_active_part = ...
 # end, $h$ numbers each, no biases, a table of tokens and an output matrix, $V h$ each. Both count as active,
 # and so does a whole router. Operations are those of matrix products.
 #
-# In a forward pass each row travels to its expert and back, and while experts are visited equally often,
-# $(n-1)/n$ of them live on another rank. Shared experts are on every rank, and bytes need be no whole rows.
+# In a forward pass each row travels to its expert and back. Take experts as visited equally often: then
+# $(n-1)/n$ of the rows go to another rank. Shared experts are on every rank. Bytes are not rounded, to whole
+# rows or whole bytes.
 
 
 # %% exercise="12.expert-arithmetic" difficulty=2 minutes=12
