@@ -151,8 +151,8 @@ prediction("activations of one layer, in inputs", your_inputs_worth, round(layer
 #
 # * dropout must draw the same mask, so the generator's state of the first run has to be restored, and
 #   afterwards the generator must go on as if there had been no second run;
-# * if forward ran under `torch.autocast`, backward usually does not: the second run has to enter it again,
-#   and to leave it where only backward stands inside one;
+# * if forward ran under `torch.autocast`, backward usually does not: the second run has to enter it again.
+#   Where only backward stands inside one, the second run has to leave it;
 # * batch normalisation would update its running averages twice.
 #
 # And autograd has habits of its own. Look at one of them before you start.
@@ -188,30 +188,32 @@ for asks in (True, False):
 # %% [markdown]
 # ### Exercise: checkpoint
 #
-# Write `checkpoint(function, *args)`. The result and all gradients are those of `function(*args)`, the
-# function runs once in forward and once in backward, and in between only the inputs are alive.
-# `torch.utils.checkpoint` is what you are building, so it may not be called.
+# Write `checkpoint(function, *args)`. The result and all gradients are those of `function(*args)`. The
+# function runs once in forward and once in backward, and in between only the inputs and the results are
+# alive. `torch.utils.checkpoint` is what you are building, so it may not be called.
 #
-# * **Arguments and results.** The arguments can be tensors or anything else, the function can return one
-#   tensor or several, an argument itself among them, and not every result need be used. A result that has no
-#   graph in plain autograd may ask for a gradient here.
+# * **Arguments and results.** The arguments can be tensors or anything else. The function returns one tensor,
+#   or a tuple of them. A tuple of one stays a tuple. Some results may have no graph, be whole numbers, or be
+#   an argument itself, and not every one need be used. A result that has no graph in plain autograd may ask
+#   for a gradient here, but not under `torch.no_grad()`.
 # * **Several at once.** Several calls may come before their backwards, which come in any order. A checkpoint
 #   may lie inside another: the inner function then runs three times, once in forward and twice in backward.
 # * **Errors.** If the second run raises, its error comes through, and the random generator is as it was
 #   before backward.
-# * **Memory** is counted between forward and backward, by all that the process holds: beside the inputs and
-#   the results, 16 KiB are free for states and the like, and as much when backward is over and the gradients
-#   are gone, or when the results are dropped and no backward comes. That holds for functions and arguments of
-#   every kind: a module or not, a leaf or what another layer gave, of any dtype.
+# * **Memory.** All that the process holds beside the function and its arguments is counted, at three moments.
+#   Between forward and backward it is the results, and at most 16 KiB for generator states and the like. The
+#   same holds when backward is over and the gradients are gone. When the results were dropped and no backward
+#   came, it is at most 16 KiB. Functions and arguments are of every kind: a module or not, a leaf or what
+#   another layer gave, of any dtype.
 # * **Buffers.** Where `function` is a module, its buffers change in the first run alone. (A method's or a
 #   closure's are not asked about.)
 # * **Numbers** are compared with those of plain autograd, most of them in float64.
 #
-# If somebody overwrites an argument between forward and backward, the second run is another one: plain
-# autograd raises a `RuntimeError` then, and yours will too if its tensors are kept by
-# `ctx.save_for_backward`. (That is good style; no check overwrites an argument, or puts a module into another
-# mode in between. None has a function that returns a parameter itself, or a module that puts a new tensor in
-# a buffer's place. The second run may find buffers as the first one left them.)
+# If somebody overwrites an argument between forward and backward, the second run is another one. Plain
+# autograd raises a `RuntimeError` then, and so does yours if `ctx.save_for_backward` keeps its tensors. That
+# is good style, but no check overwrites an argument, or puts a module into another mode in between. No
+# function returns a parameter itself, and no module puts a new tensor in a buffer's place. The second run may
+# find buffers as the first one left them.
 #
 # Start with the plain case, run the check, and let its rows lead you through the rest.
 #
@@ -239,9 +241,9 @@ for asks in (True, False):
 #
 # `torch.is_autocast_enabled("cpu")` and `torch.get_autocast_dtype("cpu")` say what to enter again with
 # `torch.autocast(device_type, dtype=..., enabled=...)`. A module's buffers can be copied before the second
-# run and copied back when backward is through (`buffer.data.copy_`: backward still reads them):
-# `isinstance(function, nn.Module)`. That is enough. (`getattr(function, "__self__", None)` is `None` where
-# your answer is checked, whatever the function is.)
+# run and copied back when backward is through (`buffer.data.copy_`: backward still reads them). To find them,
+# `isinstance(function, nn.Module)` is enough. (Where your answer is checked,
+# `getattr(function, "__self__", None)` is `None`, whatever the function is.)
 # </details>
 
 
@@ -352,12 +354,12 @@ labkit.check("05.checkpoint", checkpoint)
 #
 # * **Segments.** Every layer stands in exactly one, and their lengths differ by at most one: 7 layers in 3
 #   segments are 3, 2 and 2, in whatever order. An impossible number of segments is a `ValueError` that names
-#   it and the number of layers.
-# * **Layers** may be modules of any kind, `nn.Sequential` too; one that stands in `layers` twice runs twice.
-#   What you are handed stays as it is, and so does the layers' mode; their buffers change once, as without
-#   checkpoints.
-# * **Memory** is counted between forward and backward, where a segment's input is kept, and while backward
-#   runs, which builds up one segment at a time and lets it go (two at once are let pass).
+#   it and the number of layers, raised before any layer runs.
+# * **Layers** may be modules of any kind, `nn.Sequential` too. For each place that it has in `layers`, one
+#   runs once in forward and once in backward, also if it is frozen or `x` asks for no gradient. Its buffers
+#   change once, as without checkpoints. What you are handed stays as it is, and so do the layers' modes.
+# * **Memory.** Between forward and backward the input of each segment is kept, and nothing of the layers
+#   inside one. Backward builds up one segment at a time and lets it go (two at once are let pass).
 #
 # <details><summary>Hint</summary><code>divmod(7, 3)</code> is <code>(2, 1)</code>: every segment has 2
 # layers, and 1 of them has one more.</details>
@@ -562,7 +564,7 @@ draw_growth(growth, sqrt_of="best number of segments")
 # what it leaves of them, each of them $a \times s \times s$. They are large, and cheap to compute again.
 # **Selective recomputation** checkpoints only this core of attention and keeps the rest: $34sbh$ bytes remain
 # (Korthikanti et al. 2022, section 5). For GPT-3 it frees 70% of the activations and costs 0.9% more FLOPs:
-# the core's forward, $4bs^2h$ a layer, once more, beside the layer's $72bsh^2(1 + s/6h)$. (The paper says
+# the core's forward runs once more, $4bs^2h$ a layer, whose step takes $72bsh^2(1 + s/6h)$. (The paper says
 # 2.7%, which is what the core costs in a whole step; its forward is a third of that.)
 #
 # Here is the core of attention, plain and in your checkpoint, inside a layer. **The sequence gets twice as
@@ -695,24 +697,24 @@ Table(
 # With explicit scores a full checkpoint costs 38% of a step's time, close to what the paper found, and leaves
 # less than a fifth of the memory; with fused attention it costs 27%. Attention that is written out is slow to
 # run again: its kernels wait for memory. Here even selective recomputation costs 25%, where the paper, with
-# kernels fused by hand, measured 7% (table 4). **Fused attention beats each of them**: keeping everything it
-# holds as little as selective recomputation, in less than half the time, and with a full checkpoint as little
-# as explicit scores with one, in little more than half. PyTorch's own `checkpoint` is a little faster than
-# yours, because it ends the second run as soon as it has what backward needs: without dropout, before the
-# layer's last linear. (The peak of the full plans is not in the layers any more. It is at the loss, with
-# twelve bytes for each of $sbV$ logits.)
+# kernels fused by hand, measured 7% (table 4). **Fused attention beats each of them.** Where it keeps
+# everything, it holds as little as selective recomputation and takes less than half the time. With a full
+# checkpoint it holds as little as explicit scores with one and takes little more than half the time.
+# PyTorch's own `checkpoint` is a little faster than yours, because it ends the second run as soon as it has
+# what backward needs: without dropout, before the layer's last linear. (The peak of the full plans is not in
+# the layers any more. It is at the loss, with twelve bytes for each of $sbV$ logits.)
 
 # %% [markdown]
 # ## Pipelines: the saving where it counts
 #
 # In GPipe (lesson 04) the first stage runs forward for all $m$ micro-batches before the first backward:
-# without checkpoints it holds $m$ times the activations of its layers. With re-materialisation it holds $m$
-# inputs, plus the activations of *one* micro-batch at a time: this is why GPipe comes with it (Huang et al.
-# 2019, section 2.3).
+# without checkpoints it holds $m$ times the activations of its layers. With checkpoints it holds $m$ inputs,
+# plus the activations of *one* micro-batch at a time: this is why GPipe comes with them, as
+# *re-materialization* (Huang et al. 2019, section 2.3).
 #
 # Two real ranks, 8 layers each, $m$ micro-batches. First your prediction: with the sizes below, **how many
-# bytes does stage 0 hold at most, with and without checkpoints?** Use `boundary_bytes`, `layer_bytes` and
-# arithmetic; the cell gives you the numbers in MiB.
+# MiB does stage 0 hold at most, without and with checkpoints?** The cell gives you `boundary_bytes` and
+# `layer_bytes` in MiB; the rest is arithmetic.
 
 # %%
 num_micro_batches, layers_per_stage = 8, 8
@@ -856,9 +858,9 @@ Table(
 #
 # **Think about**
 #
-# 1. Backward through segment $j$ needs the segment's input only. Could segment $j+1$'s inputs be forgotten
-#    too, and built again from segment $j$'s? What would memory and time be if you did this over and over
-#    (Chen et al. 2016 have $O(\log n)$)?
+# 1. Backward through segment $j$ needs the segment's input only. Could the input of segment $j+1$ be
+#    forgotten too, and built again from that of segment $j$? What would memory and time be if you did this
+#    over and over (Chen et al. 2016 have $O(\log n)$)?
 # 2. With tensor parallelism, a layer's second run repeats its all-reduces. Which part of a layer could you
 #    run again without communicating?
 # 3. Why does a pipeline with 1F1B need checkpoints less urgently than GPipe?
