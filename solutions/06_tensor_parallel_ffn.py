@@ -305,19 +305,22 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #   same, and no number off by more than $10^{-9}$ of the largest one (of 1, if that is more) in float64,
 #   $10^{-4}$ in float32, $2 \cdot 10^{-2}$ in bfloat16.
 # * **Calls**: which collectives a rank takes part in during forward and during backward, and the bytes of
-#   its own tensor in each. In which order, under which of its names, and whether `async_op` is used, is your
-#   affair. A group of one rank may call them or not.
-# * **Tensors**: what a forward or a backward is given keeps its values, and what it gave keeps them when it
-#   is called again. So no memory is used for two results, and a layer keeps no tensor of a call that is over.
-#   For backward a linear layer keeps its input, and the operators keep nothing. Tensors may lie in memory in
-#   any order, another one on each rank: $X$, gradients, and the weights of a layer to be cut. They may have
-#   any number of dimensions, another size the next time, and be zeros on some ranks; $X$ need not ask for a
-#   gradient, and does not by being used. It may go other ways too, through the layer again or past it:
-#   gradients add up, and a parameter's do over several backwards. What is handed over to be cut, a layer or
-#   an MLP, is left as it is; whether a part of a frozen one, or of one in evaluation, is so too is not asked.
-#   `eval()`, `torch.no_grad()` and another layer in the same process, of another group, change no number, no
-#   call and no work.
-# * **Work**: the matrix products of a layer's forward are divided too. A rank does a $t$-th of them.
+#   its own tensor in each. In which order, under which of torch's names, and whether `async_op` is used, is
+#   your affair. A group of one rank may call them or not.
+# * **Tensors**: what a forward or a backward is given keeps its values. What it returned keeps them too when
+#   it is called again, so no memory is used for two results. Tensors may lie in memory in any order, another
+#   one on each rank: $X$, gradients, and the weights of a layer to be cut. They may have any number of
+#   dimensions, another size the next time, and be zeros on some ranks. $X$ need not ask for a gradient, and
+#   using it does not make it ask. $X$ may also go through the layer twice, and past it: then its gradients
+#   add up, as a parameter's do over several backwards.
+# * **Memory**: until its backward, a linear layer keeps its input alone, and the operators keep nothing. Once
+#   backward is over, and under `torch.no_grad()`, a layer keeps no tensor of the call.
+# * **What is cut**, a layer or an MLP, is left as it is, and torch's generator is not seeded by cutting it.
+#   Whether a part of a frozen one is frozen too, or a part of one in evaluation in evaluation, is not asked.
+# * **Modes**: `eval()`, `torch.no_grad()` and another layer in the same process, of another group, change no
+#   number, no call and no work.
+# * **Work**: matrix products are divided too. A rank does a $t$-th of those of forward and of backward. (A
+#   product that backward computes once more is let pass.)
 # * **Refusals**, of the two linear layers: a `ValueError` on every rank whose text has both numbers, the size
 #   and the number of ranks in `group`.
 #
@@ -808,9 +811,9 @@ labkit.check("06.tensor-parallel-mlp", TensorParallelMLP)
 # $$4 \cdot 2\,\frac{t-1}{t}\; b s h \;=\; 8\, b s h\, \frac{t-1}{t} \ \text{numbers}$$
 #
 # (Narayanan et al. 2021, section 3.2). The MLP's half is $4bsh(t-1)/t$. It grows with $t$, if only a
-# little, while the arithmetic of a rank shrinks. And it cannot hide: the next layer needs $Z$ before it can
-# start. So the link decides. Below, the forward of one GPT-3 MLP on A100s, at the arithmetic's peak and the
-# links' full bandwidth (latency left out).
+# little, while the arithmetic of a rank shrinks. And sending cannot hide behind arithmetic: the next layer
+# needs $Z$ before it can start. So the link decides. Below is the forward of one GPT-3 MLP on A100s, at the
+# arithmetic's peak and the links' full bandwidth (latency left out).
 
 # %%
 h, s, b = 12288, 2048, 1
