@@ -86,14 +86,17 @@ draw_block(ranks=4)
 #   its own tensor in each. In which order, and whether `async_op` is used, is your affair. A group of one
 #   rank may call them or not.
 # * **Tensors**: what you are given keeps its values, and may lie in memory in any order, another one on each
-#   rank: inputs, gradients, and matrices to be cut. What you gave keeps its values when you are called again.
-#   Modules keep no tensor of a call that is over, and gather and scatter none for their backward. The next
-#   call may have another size, a rank may have zeros, inputs need not ask for a gradient and do not by being
-#   used, and `torch.no_grad()` changes no number and no call. Nor does `eval()`, but by dropout.
+#   rank: inputs, gradients, and matrices to be cut. What you return keeps its values when you are called
+#   again. The next call may have another size, and a rank may have zeros. Inputs need not ask for a gradient,
+#   and using them does not make them ask. `torch.no_grad()` changes no number and no call; nor does `eval()`,
+#   except through dropout.
+# * **Memory**: when a call's backward is over, or its result was let go, a module keeps no tensor of it.
+#   `GatherSequence` and `ReduceScatterSequence` keep none for their backward either.
 # * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and
-#   64 bytes more at most. Attributes that are no tensors are your affair. What a part is made from keeps its
-#   gradients and who is trained; making one sets no seed. Whether a part of a frozen one is frozen is not
-#   asked. Parts of several groups work in one process. `to_full` may give views of the parameters.
+#   64 bytes more at most. Attributes that are no tensors are your affair. The whole module that a part is
+#   made of keeps its gradients, its modes, and which of its parameters are trained. Making a part does not
+#   seed torch's generator. Whether a part of a frozen one is frozen is not asked. Parts of several groups
+#   work in one process. `to_full` may give views of the parameters.
 # * **Refusals**: the error asked for, on every rank. Where the stub says "naming both", its text has both
 #   numbers, the size and the number of ranks.
 #
@@ -218,11 +221,11 @@ Table(
 # ### Exercise: tensor-parallel attention
 #
 # Cut a whole attention, compute with the rank's heads, and give the whole back. A rank does a $t$-th of the
-# matrix products. Positions come with x, so that no head is rotated here.
+# matrix products. Positions are in x already, so queries and keys are not rotated here.
 #
 # * **In front and behind** stand `enter` and `leave`, two functions like `column_parallel` and `row_parallel`
-#   that are handed to you: later you will put others in their place, and so does the check. With those,
-#   `enter` may return more tokens than x has, so take b and s from what it returns.
+#   that are handed to you. Later you will put others in their place, and so does the check. Another `enter`
+#   may return more tokens than x has, so take b and s from what it returns.
 # * **`attend(q, k, v, dropout)`** takes the [b, heads, s, d] of this rank's query, key and value heads and
 #   returns [b, query heads, s, d]. It is called once in a forward, with the config's dropout in training,
 #   under `no_grad` too, and 0.0 after `eval()`.
@@ -559,8 +562,9 @@ Table(
 # thousand.
 #
 # "A few numbers a token" are at most five, of 8 bytes, in at most five all-reduces. Logits and targets stay
-# as they are; they may be views, and logits need not ask for a gradient. Those of the vocabulary are finite.
-# What comes out when every token is ignored is not asked.
+# as they are; they may be views, and logits need not ask for a gradient. Logits of the vocabulary are finite.
+# Columns of padding may hold anything, also infinity or NaN, and have a gradient of 0. What comes out when
+# every token is ignored is not asked.
 #
 # With **label smoothing** $\varepsilon$ the target gets $1 - \varepsilon$ of the weight and *all $V$*
 # tokens share $\varepsilon$:
@@ -704,13 +708,15 @@ Table(
 # `random_state` and `set_random_state` read and put back the state of the generator that dropout uses;
 # `seeded_state` gives the state for a seed. Nothing is sent, and nobody enters a stream inside another one.
 #
-# * **Outside a stream**, the generator is as if nothing had happened, even when an exception ends the block,
-#   `KeyboardInterrupt` among them: there the stream goes on too, and the exception leaves the block.
-# * **Seeds**, numbers of 32 bits. The same one gives the same streams each time, in another process too.
-#   Another one gives a rank other streams. A rank counts by its number in `group`.
-# * **Apart.** What `own()` draws with a seed is drawn with it nowhere else, neither by another rank nor by
-#   `shared()`, on rank 0 too, and in large groups: with each of a dozen seeds, the first numbers of 192 ranks
-#   are compared. (Of the seed that it is given, torch's CPU generator looks at the lowest 32 bits alone.)
+# * **Outside a stream**, the generator is as if nothing had happened. That holds too when an exception ends
+#   the block, also a `KeyboardInterrupt`: it leaves the block, and the stream later goes on from there.
+# * **Seeds** are numbers of 32 bits. The same one gives the same streams each time, in another process too.
+#   Another one gives a rank other streams: seeds 1 and 65,536 apart are compared, those $2^{31}$ apart are
+#   not. (Of the seed that it is given, torch's CPU generator looks at the lowest 32 bits alone.) A rank
+#   counts by its number in `group`.
+# * **Apart.** With one seed, a rank's `own()` has no run of numbers in common, early or late, with another
+#   rank's `own()` or with `shared()`. That holds on rank 0 too, and in large groups: with each of a dozen
+#   seeds, the first numbers of 192 ranks are compared. Different streams of different seeds are not compared.
 #
 # <details><summary>Hint</summary>On entering: remember the present state, put in the stream's. On leaving,
 # in a <code>finally</code>: remember the stream's, put back the other.</details>
@@ -1121,14 +1127,14 @@ class TensorParallelMLP(nn.Module):
 # A rank does a $t$-th of the matrix products, and:
 #
 # * **Dropout.** Attention's is inside `attend(q, k, v, dropout)`, which came along from the whole attention:
-#   wrap it, and enter no stream inside another one. In training dropout is at work under `no_grad` too, after
-#   `eval()` nothing is dropped.
-# * **Memory.** What a block keeps for backward is measured: `F.layer_norm` keeps its input and a few numbers
-#   a token, a norm that is written out keeps three times as much. It must be 0.75 to 1.12 times what the
-#   plan's formula says (below, at "What a block keeps", there for 16 bits; the check counts in its own
-#   dtype).
-# * **Calls.** Where whole parameters' gradients are summed, those calls of at most $4h$ numbers each are not
-#   counted.
+#   wrap it, and enter no stream inside another one. In training dropout is at work, under `no_grad` too.
+#   After `eval()` nothing is dropped.
+# * **Memory.** What a block keeps for backward is measured. It must be 0.75 to 1.12 times what the plan's
+#   formula says (below, at "What a block keeps", there for 16 bits; the check counts in its own dtype).
+#   `F.layer_norm` keeps its input and a few numbers a token; a norm that is written out keeps three times as
+#   much.
+# * **Calls.** With divided tokens, the gradients of whole parameters are summed over the ranks. All-reduces
+#   for that, of at most $4h$ numbers each, are not counted.
 #
 # <details><summary>Hint 1</summary><code>enter</code> and <code>leave</code> are the products of lesson 06,
 # or those you just wrote.</details>
@@ -1407,9 +1413,9 @@ draw_memory(
 #   other numbers in each call, under `no_grad` too, and when a call in evaluation came between.
 # * **Calls.** All-reduces of at most five numbers a token (the loss) are not counted, nor, with divided
 #   tokens, those that sum the gradients of whole parameters: norms, biases, positions.
-# * **Names.** `to_full` has every name of the whole model's state dict, `head.weight` too where it is tied;
-#   there `tokens.weight` is the only parameter of the two, and `head_weight` is none, not even that one under
-#   a second name.
+# * **Names.** `to_full` has every name of the whole model's state dict, `head.weight` too where it is tied.
+#   In a tied model `tokens.weight` is the only parameter of the two: `head_weight` is none, not even the same
+#   one under a second name.
 #
 # <details><summary>Hint 1</summary>The embedding's <code>leave</code> takes <code>(partial, group)</code>:
 # <code>sum_over_ranks</code>, or the scatter.</details>
@@ -1603,7 +1609,7 @@ prediction("the norm, which should be 2", your_norm, found)
 # ### Exercise: clip the gradient's norm
 #
 # * **Lists.** Either may be empty, and one rank may have no gradient of what is cut where another has. Where
-#   no rank has anything cut, the all-reduce may be made or not.
+#   no rank has anything cut, you may make the all-reduce or leave it out.
 # * **Gradients.** A `.grad` may be changed in place or replaced; all keep their types, of which a call may
 #   have several. They may lie in memory in any order, be single numbers, or nothing but zeros. A frozen
 #   parameter that has one counts.
