@@ -376,18 +376,20 @@ prediction("steps until it changes", your_number_of_steps, found)
 # %% [markdown]
 # ### Exercise: sharded optimizer
 #
-# * **Groups.** Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it,
-#   and its `param_groups` are yours, in the same order and with every option that yours have, also one that
-#   torch does not know. Padding may be in any group, or in none.
-# * **Parameters.** At least one is trained, and all that are have one dtype; all replicas start equal. One
-#   without a gradient counts as one with zeros, and a rank may have none at all. Frozen ones
-#   (`requires_grad=False`), of any dtype, are left alone, and their group stays one.
+# * **Groups.** Keep the inner torch optimizer as `self.optimizer`: learning-rate schedules are built on it.
+#   Its `param_groups` are yours, in the same order and with every option that yours have, also one that torch
+#   does not know. A group of which nothing is trained, or of which this rank's shard has nothing, is there
+#   all the same, with no tensor or with an empty one. Padding may be in any group, or in none.
+# * **Parameters.** At least one is trained, and all that are have one dtype; all replicas start equal. A
+#   trained one without a gradient counts as one with zeros, and a rank may have no gradient at all. Frozen
+#   ones (`requires_grad=False`), of any dtype, are left alone. (No frozen one comes with a gradient, and no
+#   group comes without parameters.)
 # * **Bytes.** Send each gradient once, through reduce-scatter and in the master's dtype, and each weight
 #   once, through all-gather and in its own: $2\Psi$, not an all-reduce *and* an all-gather. Rounding is
 #   torch's, to the nearest.
-# * **Memory.** After `zero_grad` a rank holds the weights once, its share of the rest, and no gradient, its
-#   shard's neither. What it holds is counted in whatever form it is kept, arrays, lists and bytes as well as
-#   tensors, with 96 KiB for all that is none of these.
+# * **Memory.** After `zero_grad` a rank holds the weights once, its share of the rest, and no gradient, not
+#   even of its shard. What it holds is counted in whatever form it is kept, arrays, lists and bytes as well
+#   as tensors, with 96 KiB for all that is none of these.
 #
 # <details><summary>Hint 1: init</summary>List the parameters that require gradients, group by group. Flatten
 # them. Your shard is a slice of the flat weights; <code>pieces[rank]</code> of <code>flat_layout</code> says
@@ -553,14 +555,15 @@ def make_buckets(module: nn.Module, bucket_bytes: int) -> list[list[nn.Parameter
 # ### Exercise: sharded gradients
 #
 # After `loss.backward()`, `shards[i].grad` has this rank's part of bucket $i$'s gradient, averaged over
-# ranks, and no parameter of the module has a `.grad` (one that it came with is not asked about). Two backward
-# passes add up there, also where `gather_weights` is called in between.
+# ranks, and no parameter of the module has a `.grad` (one that was there before is not asked about). In
+# `shards[i].grad` the gradients of several backward passes add up, also where `gather_weights` is called in
+# between.
 #
 # * **Calls.** Each backward sends one reduce-scatter a bucket, `gather_weights` one all-gather a bucket, and
-#   nothing else goes; both have ended when the call returns. In each backward a rank uses one parameter of
-#   the module at least.
-# * **Memory.** Weights are held once. Peak of the gradients, where every rank uses every layer: the shards,
-#   and at most two buckets whole at a time. What stays is counted in whatever form it is kept, as in stage 1.
+#   nothing else is sent. All have ended when `backward()` or `gather_weights()` returns. In each backward a
+#   rank uses one parameter of the module at least. The module may be in `eval()`.
+# * **Memory.** Weights are held once. Where every rank uses every layer, gradients take no more than the
+#   shards and two whole buckets at a time. What stays is counted in whatever form it is kept, as in stage 1.
 #
 # <details><summary>Hint 1: hooks</summary>As in lesson 03:
 # <code>p.register_post_accumulate_grad_hook(hook)</code>, and
@@ -753,9 +756,9 @@ print("filled again, and the saved view sees it:", saved)
 # * **Before its backward**: a hook on its output, set in a `register_forward_hook`.
 #   `torch.autograd.graph.register_multi_grad_hook(tensors, hook, mode="any")` fires once, with the first of
 #   the outputs' gradients.
-# * **After its backward**: when the backward of the *next* unit begins, or at the end of the pass
-#   (`queue_callback`). Not when "all gradients are there": a rank that did not use some weight would wait for
-#   it, while the others go on to another collective.
+# * **After its backward**: when the backward of the *next* unit begins (in the list, the one before it), or
+#   at the end of the pass (`queue_callback`). Not when "all gradients are there": a rank that did not use
+#   some weight would wait for it, while the others go on to another collective.
 
 
 # %%
@@ -835,18 +838,19 @@ class FlatUnit:
 # What must hold:
 #
 # * At most `1 + prefetch` units are whole at a time (two with `prefetch=1`): the one at work and those that
-#   come next in the list, also where one is skipped or called again. Nothing is whole after a forward (with
+#   come next in the list, also where one is skipped or called again. Where one of these needs a weight that
+#   belongs to another unit, that unit may be whole beside them. Nothing is whole after a forward (with
 #   gradients or without, also one that raised, be it a `KeyboardInterrupt`, and the next one after that),
-#   after backward or after `full_weights`.
-# * There are gradients of at most two units, and of those that backward will enter again (where a forward
-#   that no backward followed came before, they may stay until the end of the next backward).
+#   after backward or after `full_weights`. (No check has a backward that raises.)
+# * There are gradients of at most two units, and of those that backward will enter again. Where a forward
+#   that no backward followed came before, gradients may stay until the end of the next backward.
 # * Three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is fetched ahead is waited
 #   for when its own unit's turn comes, not before.
-# * A unit may have no parameters, it may return a tensor that it was given (also by keyword, or in a list),
-#   and tensors in lists, tuples and dicts, one in the other, of which some are not used. It may be called
-#   twice, the module too before one backward, or not at all; then all ranks do so. For one that is not
-#   called nothing is scattered, or zeros: the `.grad` of its shards stays None, or is zeros. It may be in
-#   `eval()` and have gradients all the same.
+# * A unit may have no parameters. It may return a tensor that it was given (also by keyword, or in a list),
+#   and tensors in lists, tuples and dicts, one in the other, of which some are not used.
+# * A unit may be called twice or not at all, and the module twice before one backward; then all ranks do so.
+#   For a unit that is not called nothing is scattered, or zeros: the `.grad` of its shards stays None, or is
+#   zeros. A unit may be in `eval()` and have gradients all the same.
 #
 # <details><summary>Hint 1: one function to enter</summary><code>_enter(number, direction)</code>: of all flat
 # tensors, free those that neither this unit nor the next one in this direction needs; start gathering the
@@ -1141,7 +1145,8 @@ labkit.check("08.fully-sharded-module", FullyShardedModule)
 #
 # Scale every gradient by $\min(1,\ \mathrm{max\_norm} / (\lVert g \rVert + 10^{-6}))$, in place (a `.grad`
 # may be a view of a flat tensor, which is clipped with it), and return the norm before scaling, the same
-# scalar on every rank, in float32 or float64. Sum in float64. `max_norm` is 0 or more.
+# scalar on every rank, in float32 or float64. Sum in float64. Where a gradient is NaN, the norm is too.
+# `max_norm` is 0 or more.
 #
 # * **Which gradients.** A parameter may have none (on this rank), and then has none afterwards; a frozen one
 #   may have one, which counts. There may be no shards, or no replicated ones. Replicated ones have any shape,
@@ -1204,28 +1209,32 @@ labkit.check("08.global-grad-norm", clip_grad_norm)
 # ### Exercise: sharded checkpoint
 #
 # * **Parts** are safetensors files (`save_file`, `safetensors.safe_open`), never pickles, which run code when
-#   they are read; any dtype is one that safetensors can write. A tensor in `shards` has
+#   they are read. Shards have any dtype that safetensors can write. A tensor in `shards` has
 #   $\lceil \text{total}/d \rceil$ elements on every rank, with padding at the end of the flat tensor.
-#   `load_shards` returns such shards for *its* number of ranks, padding zero. No two shards share memory,
-#   neither those that are handed over nor those that are loaded, where each can be changed or given up by
-#   itself. `extra` is small and the same on every rank: step counts, the learning rate.
-# * **The newest** is loaded, and older checkpoints stay: of those that are whole the one of the highest step,
-#   and where a step was saved again, its last one. What is newest must be told by names or contents: a file
-#   that was copied has another time. Nobody deletes a part of a whole checkpoint of another step.
-# * **The disk is shared**, but what another rank wrote may be seen late: each rank makes the folder itself
-#   and works on its own files alone, none looks for another's or renames what another wrote. While they save,
-#   ranks may tell each other names and counts, not what is in the tensors, and nothing is written outside of
-#   `directory`. (In the checks the ranks' files come together when all have saved.)
+#   `load_shards` returns such shards for *its* number of ranks, padding zero. No two of the shards that are
+#   handed over share memory. Nor do two that are loaded: each can be changed or given up by itself. `extra`
+#   is small and the same on every rank: step counts, the learning rate. Names of tensors and keys of `extra`
+#   may be long and have dots, spaces and letters of any kind; a key may be `step` or `ranks`.
+# * **The newest** whole checkpoint is loaded: the one of the highest step, and where a step was saved again,
+#   its last one. It must be told by names or contents: a file that was copied has another time. Older
+#   checkpoints stay, so nobody deletes a part of a whole checkpoint of another step.
+# * **The disk is shared**, but what another rank wrote may be seen late. So in saving each rank makes the
+#   folder itself and works on its own files alone: none looks for another's or renames what another wrote. (A
+#   file that the rank of the same number wrote in an earlier job is its own: it may replace or delete that.)
+#   Ranks may tell each other names and counts, not what is in the tensors, and nothing is written outside of
+#   `directory`. In the checks the ranks' files come together when all have saved.
 # * **A step may be saved again**, by a job that was resumed, perhaps on fewer ranks, and what is there of it
 #   may be half written: parts of the two saves must never be read as one. If the second one fails, the first
 #   may be lost with it, but no other step: loading then gives the step before it, never an error.
 # * **A rank that cannot write** raises; the others may raise too, or wait until their group gives up.
-# * **On the disk**: what a rank wrote is there when `save_shards` returns on it; the parts, and the bytes of
+# * **On the disk**: what a rank wrote is there when `save_shards` returns on it. The parts, and the bytes of
 #   the file that says "whole", are there before a rename gives that file, or a folder of this rank's own, the
 #   name that says so: the checks cut the power at that moment. They keep names, so no folder needs an
-#   `on_disk`. `Path` does all that is needed, and its `rename` replaces a file; code that imports `os` costs
-#   nothing, but a person will look at it. So will one at `getattr(torch, name)`, and its points wait: to make
-#   a dtype of its name, look it up in a dict of your own, or let an empty tensor in a part tell.
+#   `on_disk`.
+# * **What to use.** `Path` does all that is needed, and its `rename` replaces a file. Code that imports `os`
+#   costs nothing, but a person will look at it. A person also looks at `getattr(torch, name)`, and until then
+#   its points wait: to make a dtype of its name, look it up in a dict of your own, or let an empty tensor in
+#   a part tell.
 #
 # <details><summary>Hint</summary><code>safetensors.safe_open(path, "pt").get_slice(name)</code> has
 # <code>get_shape()</code>, and reads from the file only what is between the brackets of
@@ -1457,12 +1466,14 @@ draw_memory({f"stage {stage}": rank_bytes(eight_billion, mixed_adamw, stage, 8) 
 # Stage 3 saves most. Is it the best? First stage 1 against none, measured: the authors of the Ultra-Scale
 # Playbook ran 878 configurations of a 1.34B and an 8.86B model with tensor (TP) and pipeline parallelism (PP)
 # on nodes of 8 H100, sequences of 4096 tokens and about a million tokens a step. 85 pairs that finished
-# differ in the stage alone: with stage 1 a GPU has 0.72 times the memory (median) and trains at 1.01 times
-# the speed. Where the ranks of a replica are many and micro-batches few, it costs: the 8.86B model on 16
-# nodes, d = 16, TP 8, 2 micro-batches: 66.9 GB and 6,028 tokens a second on each GPU without, 51.9 GB and
-# 5,067 with stage 1. The fastest run of each size, by tokens a second on each GPU, and its memory. (Not by
-# MFU: the data count the tied head of the 1.34B model twice in pipelines, where it comes out 17% too high.
-# "GB" is as printed: nanotron divides bytes by $1024^3$ before it prints that, so these are most likely GiB.)
+# differ in the stage alone: with stage 1 a GPU uses 0.72 times the memory (median) and trains at 1.01 times
+# the speed. Where a replica has many ranks and few micro-batches, stage 1 costs speed. An example is the
+# 8.86B model on 16 nodes with d = 16, TP 8 and 2 micro-batches: each GPU uses 66.9 GB and trains on 6,028
+# tokens a second without, 51.9 GB and 5,067 with stage 1.
+#
+# The table has the fastest run of each size, by tokens a second on each GPU, and its memory. (Not by MFU: the
+# data count the tied head of the 1.34B model twice in pipelines, where MFU comes out 17% too high. "GB" is as
+# printed: nanotron divides bytes by $1024^3$ before it prints that, so these are most likely GiB.)
 #
 # | nodes | 1.34B model | 8.86B model |
 # |---|---|---|
