@@ -298,13 +298,13 @@ your_guess_kib = ...
 # %% [markdown]
 # ### Exercise: ring all-reduce
 # * **Calls**: point-to-point only, `send`, `recv`, `isend`, `irecv` or `batch_isend_irecv`, in the tensor's
-#   own dtype. $n$ can be any number from 1.
-# * **The tensor** can have any shape and any dtype that adds up. It need not be contiguous (it may be a
-#   transposed view on one rank and not on the next), need not have a size that $n$ divides, and may have no
-#   elements at all.
-# * **Bytes**: a message may have up to $n$ elements more than an $n$-th of the tensor. In all, a rank sends
-#   no more than twice the tensor, or than $2(n-1)$ parts of its size divided by $n$ and rounded up, whichever
-#   is more: of an empty tensor no bytes, in empty messages or without any.
+#   own dtype. Wait for each that you start. $n$ can be any number from 1.
+# * **The tensor** can have any shape and any dtype that adds up. It need not be contiguous: it may be a
+#   transposed view on one rank and not on the next, and what lies between its elements stays as it is. Its
+#   size need not be a multiple of $n$, and it may have no elements at all.
+# * **Bytes**: let $N$ be the number of elements. A message has at most $\lceil N/n \rceil + n$ of them. In
+#   all, a rank sends no more than $2N$ elements or, if that is more, $2(n-1)\lceil N/n \rceil$. With few
+#   elements some parts are empty: for such a part send an empty message, or none.
 #
 # Mind the first step: if every rank calls `send` and only then `recv`, who receives?
 #
@@ -312,16 +312,16 @@ your_guess_kib = ...
 # numbers drawn for it; grading adds cases of the same kinds with other sizes. Every rank's answer is
 # compared: shape, dtype, and values. Values may be off by 10<sup>-9</sup> in float64, 10<sup>-4</sup> in
 # float32, 4&middot;10<sup>-3</sup> in float16 and 2&middot;10<sup>-2</sup> in bfloat16, times the largest
-# number expected (or 1, if that is more); integers not at all. Where an exercise says less, its text says so.
-# Gradients count for every parameter on every rank, and weights are compared after two steps of plain SGD.
-# What is sent is counted in calls and bytes of a rank's own tensor. Send with the functions of
-# <code>torch.distributed</code>: what goes past them (functional collectives, DTensor), and threads of your
-# own, a person has to look at. Ranks need not be equally fast: one may come a moment later, and what your
-# function has sent may be overwritten once it has returned. A function may be called again, with a tensor
-# that held other numbers before. What it needs beside its signature is yours: helpers, attributes, further
-# classes, tables of numbers and texts. Outside of functions, what a call has made is not collected (the check
-# names it): make it in the function that uses it. Other ways to the same result are as good, as long as
-# nothing that a property names is broken.</details>
+# number expected (or 1, if that is more); integers not at all. Where less is asked, the exercise says so.
+# Gradients are compared for every parameter on every rank, weights after two steps of plain SGD.
+# What a rank sends is counted in calls, and in bytes of its own tensors. Send with the functions of
+# <code>torch.distributed</code>: if your code goes past them (functional collectives, DTensor), or starts
+# threads of its own, a person has to look at it. Ranks need not be equally fast: one may come a moment later,
+# and what your function has sent may be overwritten once it has returned. A function may be called again,
+# with a tensor that held other numbers before. You may add whatever your code needs: helper functions,
+# attributes, further classes, tables of numbers and texts. A value that a call makes outside of all functions
+# is not collected (the check names it): make it in the function that uses it. Any other way to the same
+# result is as good, as long as nothing that a property names is broken.</details>
 # <details><summary>Hint 1: cutting</summary><code>x.contiguous().view(-1).tensor_split(n)</code> gives n
 # views, some one element longer, some perhaps empty. Is what you cut x's own memory? For which tensors is
 # it not, and what do you then have to do at the end?</details>
@@ -409,8 +409,8 @@ labkit.check("00.ring-all-reduce", ring_all_reduce)
 # Of how many steps, of how many bytes? You drew them above.
 #
 # ### Exercise: the time of an all-reduce
-# Write the formula. With $n = 1$ there is nobody to talk to. Fewer ranks than one, or fewer bytes than
-# none, are a `ValueError`, with one rank too. Nothing is rounded.
+# Write the formula. With $n = 1$ there is nobody to talk to. Fewer than one rank is a `ValueError`, and so
+# are negative bytes, on a single rank too. Nothing is rounded.
 #
 # <details><summary>Hint</summary>Check yours against a case you can do in your head: n = 2, beta = 0. How
 # often does each rank send?</details>
@@ -524,7 +524,8 @@ draw_bytes(
 
 # %% [markdown]
 # ### Exercise: bus bandwidth
-# Write the formula. A single rank uses no link, so its bus bandwidth is 0. Nothing is rounded.
+# Write the formula. A single rank uses no link, so its bus bandwidth is 0; seconds that are not positive are
+# refused there too. Nothing is rounded.
 
 
 # %% exercise="00.bus-bandwidth" difficulty=1 minutes=5
@@ -667,14 +668,16 @@ run_and_read(on_grid, broken_row_and_column_sums, ranks=4)
 # the report once around.
 #
 # ### Exercise: repair all three
-# Same results, same kind of communication: one message each way in the first, all-reduces of a few bytes in
-# the second, one all-reduce in each group in the third. In the second and the third, nothing that differs
-# between ranks may decide *whether* or *in which order* collectives are called.
+# Same results, same kind of communication: one message each way in the first, all-reduces of at most 64 bytes
+# together in the second, one all-reduce in each group in the third. A rank that is alone in its group need
+# not call anybody. In the second and the third, nothing that differs between ranks may decide *whether* or
+# *in which order* collectives are called.
 #
-# The first and the third take a contiguous tensor of any shape and dtype, the same on every rank. The mean
-# is a tensor of shape `[]` in the dtype of the losses, half precision too, and nan if one of them is. It is
-# right where their sum or their number is more than float16, bfloat16 or float32 holds: float16 ends at
-# 65,504. What all three return has memory of its own, each time they are called.
+# The first and the third take a contiguous tensor of any shape and of any floating or integer dtype, both the
+# same on every rank. The mean is a tensor of shape `[]` in the dtype of the losses, half precision too. It is
+# nan or infinite if a loss is. It is right also where the sum of the losses, or their number, is more than
+# float16, bfloat16 or float32 holds: float16 ends at 65,504. What all three return has memory of its own,
+# each time they are called.
 #
 # <details><summary>Hint 1</summary>You solved the first one in your ring. A group of one has no neighbours:
 # return a copy.</details>
@@ -775,8 +778,8 @@ draw_times({"your ring": (sizes, ours), "dist.all_reduce": (sizes, theirs)})
 # %% [markdown]
 # The differences are roundings: sums were taken in another order. Both times have a flat part and a slope, as
 # $\alpha$ and $\beta$ say. gloo's is a ring too, with a lower floor: its steps are driven in C++, yours in
-# Python. NCCL
-# switches to trees where latency counts, since the latency of a tree grows with $\log n$ instead of $n$.
+# Python. NCCL switches to trees where latency counts, since the latency of a tree grows with $\log n$ instead
+# of $n$.
 #
 # ## All of them on one page
 #
@@ -826,8 +829,8 @@ draw_collectives(labkit.launch(nine_collectives, ranks=4, backend="gloo").result
 #
 # $S$ is the size of the whole tensor, $n$ the number of ranks, and the third column is that of a ring (direct
 # messages for scatter, gather and all-to-all). The fourth: what has to be done to gradients if the call was a
-# step of the forward pass, and each rank's loss uses what that rank got. All of them are called by every rank
-# of the group, in one order, but for `send` and `recv`, and move memory as it lies: hand them contiguous
+# step of the forward pass, and each rank's loss uses what that rank got. All but `send` and `recv` are called
+# by every rank of the group, in the same order. All of them move memory as it lies: hand them contiguous
 # tensors.
 #
 # ## Where this leaves you
