@@ -83,8 +83,8 @@ Table(
 
 # %% [markdown]
 # $12 L h^2$ is the usual estimate: $4h^2$ for attention and $8h^2$ for the MLP. How far off is it for Llama 3
-# 8B, which has $L = 32$, $h = 4096$? Its name is one answer. Guess the percentage, with a minus where the
-# estimate is too small, then go on; you will measure it below.
+# 8B, which has $L = 32$, $h = 4096$, and about as many parameters as its name says? Guess the percentage,
+# with a minus where the estimate is too small, then go on; you will compute it below.
 
 # %% predict="twelve-l-h-squared"
 your_guess_percent = ...
@@ -149,7 +149,8 @@ labkit.check("01.count-parameters", count_parameters)
 
 # %% [markdown]
 # ### Exercise: weights at rest
-# Two functions: the weights with the rule of thumb, and the cache exactly. Nothing is rounded.
+# Two functions: the weights with the rule of thumb, and the cache exactly. Nothing is rounded, and no
+# argument has to be refused.
 #
 # <details><summary>Hint</summary>A byte is eight bits. The cache has a factor 2 for "a key and a value", and
 # another, the bytes of a number.</details>
@@ -315,8 +316,8 @@ draw_memory(
 # does not shrink with $d$. (Real systems also gather one layer ahead.)
 #
 # ### Exercise: the state, sharded
-# What one rank keeps at each stage, and the working set beside it. A $d$-th is a $d$-th: nothing is rounded.
-# One rank alone has nothing sharded and nothing to gather: its working set is 0 at every stage.
+# What one rank keeps at each stage, and the working set beside it. Nothing is rounded, and no argument has to
+# be refused. One rank alone has nothing sharded and nothing to gather: its working set is 0 at every stage.
 #
 # <details><summary>Hint</summary>Start from training_state_bytes, twice: for the model, and for its largest
 # layer.</details>
@@ -502,8 +503,8 @@ labkit.check("01.activation-bytes", activation_bytes)
 # forward of *all layers* (not of the head).
 #
 # ### Exercise: operations of a step
-# For any `ModelConfig` again, so count the matrices rather than use the GPT formula. `recompute` is one of
-# the three below.
+# For any `ModelConfig` again, so count the matrices rather than use the GPT formula. `recompute` is always
+# one of the three that the docstring names.
 #
 # <details><summary>Hint</summary>A step is 3 forwards of layers and head, plus what is recomputed. Take the
 # matrices from count_parameters, without norms, biases and embeddings.</details>
@@ -671,7 +672,8 @@ labkit.check("01.largest-micro-batch", largest_micro_batch)
 # 4096); one GPU holds 2; on 128 GPUs, 4 accumulation steps. *"Quiz: what if we had 512 GPUs?"* And 768?
 #
 # ### Exercise: batches
-# The product, and the question the other way round: how many accumulation steps? Both in whole numbers.
+# The product, and the question the other way round: how many accumulation steps? Both in whole numbers. The
+# only thing to refuse are tokens that do not divide into whole steps.
 #
 # <details><summary>Hint</summary>Two things must divide: tokens by the sequence, sequences by b x
 # d.</details>
