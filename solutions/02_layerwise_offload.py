@@ -203,9 +203,11 @@ Table(
 
 # %% [markdown]
 # ### Exercise: cut the layers where it is fair
-# The layers must stay in order and each device gets a contiguous run of them; some runs may be empty, and all
-# are where there is no layer. Among all such cuts, find one whose **largest part is as small as possible**.
-# The same function serves for bytes, for milliseconds, or for anything else that adds up.
+# The layers must stay in order and each device gets a contiguous run of them; some runs may be empty, and
+# without layers all are. Among all such cuts, find one whose **largest part is as small as possible**. For
+# 300 layers on 16 devices the search may take a few seconds, no more. The same function serves for bytes, for
+# milliseconds, or for anything else that adds up. A refusal names the wrong number itself: how many devices
+# were asked for, or the cost that is negative.
 #
 # <details><summary>Hint 1</summary>Filling each device up to the average does not work: costs [1, 3, 2, 3]
 # on 3 devices, average 3, would give [1], [3], [2, 3], whose largest part is 5, where [1, 3], [2], [3] has 4.
@@ -300,7 +302,11 @@ with labkit.devices.use(2, bytes_each=64 * MIB) as gpus:
 # ### Exercise: a model over several devices
 #
 # Write `LayerwiseModel`: `__init__` puts each layer on its device, and `forward` takes the input from layer
-# to layer. (None of the layers changes its input in place.)
+# to layer. An activation is copied only where the device changes, straight from the one to the other, and its
+# gradient comes back the same way. Call layers as modules: hooks may hang on them. What a layer writes into
+# its buffers, such as a running mean, is kept. Layers may share parameters, but no buffers. No parameter has
+# a gradient yet when the model is made, and one that is frozen then may be trained later. None of the layers
+# changes its input in place.
 #
 # <details><summary>Hint 1</summary>Keep the layers in an nn.ModuleList: a plain list hides their parameters
 # from .parameters().</details>
@@ -421,9 +427,9 @@ print(f"the device was done after {1e3 * (done - start):.1f} ms")
 
 # %% [markdown]
 # ### Exercise: time what the device does
-# Published speed-ups have been made of exactly this. Three rules: wait for **every** device before you read
-# the clock; let the first step pass (it compiles, allocates, tunes); and be sure that nothing older is still
-# queued when the clock starts.
+# Published speed-ups have come from exactly this mistake. Three rules: wait for **every** device before you
+# read the clock; let the first step pass (it compiles, allocates, tunes); and be sure that nothing older is
+# still queued when the clock starts.
 #
 # <details><summary>Hint</summary>torch.cuda.synchronize(device) waits for one device. You need it in two
 # places.</details>
@@ -527,8 +533,9 @@ with labkit.devices.use(1, bytes_each=64 * MIB) as gpus:
 #
 # What makes it work, and what makes it fail:
 #
-# - A copy runs beside other work only if it comes from **pinned** host memory (`tensor.pin_memory()`), is
-#   asked for with `non_blocking=True`, and is queued on another stream (`with torch.cuda.stream(side):`).
+# - A copy runs beside other work only if it comes from **pinned** host memory, which the operating system
+#   leaves in its place (`tensor.pin_memory()`), is asked for with `non_blocking=True`, and is queued on
+#   another stream (`with torch.cuda.stream(side):`).
 # - Then nothing orders the two queues. A layer that starts before its weights have arrived computes with
 #   whatever was in that memory. The cure: `side.record_event()` after the copy, and
 #   `torch.cuda.current_stream(device).wait_event(event)` before the layer. On a GPU the mistake gives wrong
@@ -575,13 +582,19 @@ class OnDevice(torch.autograd.Function):
 # ### Exercise: weights that come just in time
 # The first `resident_layers` layers live on the device. The others live in pinned host memory; their
 # parameters are the same `nn.Parameter` objects, so that any optimizer finds weight and gradient on the host.
-# No two layers share a parameter. Buffers are constants here, and on the device when their layer works; those
-# of offloaded layers stay there, or wait in pinned memory and come as the weights do, on the side stream.
-# While a layer works, the next offloaded one is on its way, and the first of them while the last resident
-# layer works, or earlier; in backward the next one is the one before. The device never holds more than the
-# resident layers, the layer at work, and the one on its way, beside activations and gradients; a pass that is
-# over leaves no activations there, and a copy that it left over is too old for the next forward, also where
-# an error ended the pass. The backwards of several forward passes come in any order.
+# No two layers share a parameter. One that is frozen in a pass may be trained in a later one.
+#
+# * **Buffers** are constants here, and on the device when their layer works. Those of offloaded layers stay
+#   on the device, or wait in pinned memory and come as the weights do, on the side stream.
+# * **Prefetch**: while a layer works, the next offloaded one is on its way. The first of them comes while the
+#   last resident layer works, or earlier. In backward the next one is the layer before, frozen or not. (Where
+#   nothing before the layer at work wants a gradient, backward ends there: fetch one more layer or none.)
+# * **Memory**: beside activations and gradients, the device never holds more than the resident layers, the
+#   layer at work, and the one on its way. A pass that is over leaves no activations there.
+# * **Left-over copies**: a pass, also one that an error ended, may leave copies that no layer took. The next
+#   forward must not use them, for weights may have changed. A backward that comes before it may.
+# * **Order**: several forward passes, of two models too, may come before their backwards, which then come in
+#   any order.
 #
 # `_fetch` and `_run` are suggestions: only the class and its `forward` are used from outside. Leave alone
 # what torch keeps to itself (`torch._C`), here and elsewhere: no exercise needs it, and code that reaches for
@@ -896,8 +909,9 @@ def receive_tensor(peer: int, group: dist.ProcessGroup) -> Tensor:
 #
 # A rank that sends has nothing to return that means anything: it returns a *handle*, a tensor of no
 # dimensions whose `backward()` sets the rest in motion. The x that the first rank is given stays as it is: it
-# requires a gradient afterwards only if it did before. What announces a tensor, as whole numbers, has 512
-# bytes at most and is not counted; all else that goes counts as values, of whatever type.
+# requires a gradient afterwards only if it did before. Over each boundary goes one activation, its gradient
+# comes back, and nothing else is sent but what announces a tensor: whole numbers, 512 bytes at most for each.
+# All else counts as values, of whatever type. Wait for each message that you start.
 #
 # <details><summary>Hint 1</summary>Forward of one function is <code>send_tensor</code>, its
 # backward is <code>receive_tensor</code>; in the other function it is the other way round.</details>
