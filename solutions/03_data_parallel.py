@@ -124,9 +124,9 @@ draw_timeline(job_of_torch, start_at="forward")
 # so it comes from a generator of its own, torch's or Python's, that is seeded alike everywhere. Every rank
 # must get the same number of samples, or one rank starts a step, and an all-reduce, that the others never
 # join. So if the number of ranks $d$ does not divide the number of samples, fill up by starting over from the
-# front of the shuffled order; without any samples every share is empty. Who gets which share of it is free,
-# but every epoch deals anew, in an order of its own, so that a rank's share is another set of samples then
-# (of a few samples, chance may deal the same again). All seeds are alike in this, 0 too.
+# front of the shuffled order; without any samples every share is empty. Which rank gets which part of the
+# order is free. Every epoch has an order of its own, and deals a rank another set of samples (of a few
+# samples, chance may deal the same again). Every seed has orders of its own; 0 is a seed like any other.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>
@@ -249,11 +249,13 @@ labkit.check("03.broadcast-module", broadcast_module)
 # %% [markdown]
 # ### Exercise: average_gradients
 #
-# Replace every gradient by its mean over the group, one all-reduce each, in one order on all ranks. Careful
-# with parameters that a rank did not use in this step, which may be all: their `grad` is `None` here and may
-# not be elsewhere (where no rank has one, `None` or zeros are right). And a gradient usually lies in memory
-# as its parameter does, so perhaps in another order than on the other ranks: look at the gradient itself.
-# When a call is over, nothing of it is kept but the gradients: steps must not pile up in memory.
+# Replace every gradient by its mean over the group, one all-reduce each, in one order on all ranks. Skip
+# frozen parameters, also one that still has a gradient from when it was trained. Careful with parameters that
+# a rank did not use in this step, perhaps all of them: their `grad` is `None` here and may not be elsewhere.
+# (Where it is `None` on every rank, an all-reduce takes place too, and `None` or zeros are right.) And a
+# gradient may lie in memory in another order than on the other ranks. Usually it lies as its parameter does,
+# but not always: look at the gradient itself. When a call is over, nothing of it is kept but the gradients:
+# steps must not pile up in memory.
 #
 # <details><summary>Hint</summary>A rank that skips an all-reduce leaves the others waiting, or, worse,
 # pairs its next gradient with their current one. What would this rank contribute to the sum?</details>
@@ -354,9 +356,11 @@ prediction("time of 256 pieces / one piece", your_factor, round(took[-1] / took[
 # From the last parameter to the first, put each into the current bucket as long as the bucket stays within
 # `bucket_bytes`; otherwise open a new one.
 #
-# * **Bytes**, not elements: where a bucket counts elements, as in picotron, the caller has to divide the
-#   megabytes by the bytes of a gradient first, or float32 buckets are four times as large as they say.
-# * A parameter that is larger than a bucket has one of its own, which an empty one does not join either.
+# * **Bytes**, not elements: where a bucket counts elements, as in the library picotron, the caller has to
+#   divide the megabytes by the bytes of a gradient first, or float32 buckets are four times as large as they
+#   say.
+# * A parameter that is larger than a bucket has a bucket of its own. Not even a parameter without elements
+#   joins it.
 # * One bucket holds one dtype. Frozen parameters are in none.
 # * The parameters may come in a tuple as well as in a list, and stay as they are. The buckets are a list of
 #   lists.
@@ -426,13 +430,18 @@ labkit.check("03.assign-buckets", assign_buckets)
 # %% [markdown]
 # ### Exercise: OverlappedDataParallel
 #
-# The class. It starts from equal replicas, `forward`
-# passes everything on to the module, and after `loss.backward()` every gradient is the mean over the group:
-# nothing else to call. Several forward passes may come before their backwards, and all parameters may be
-# frozen. A rank may leave out some of the trained parameters in a backward, but never all: a backward that
-# reaches none calls no hook. Memory does not grow from step to step: what a backward sent is let go at its
-# end, or used again by the next. An exception inside `no_sync()`, such as one that ends a backward there,
-# changes nothing for later.
+# The class. It starts from equal replicas, `forward` passes everything on to the module, and after
+# `loss.backward()` every gradient is the mean over the group: nothing else to call. Several forward passes
+# may come before their backwards, and all parameters may be frozen.
+#
+# * **Unused parameters**: a rank may leave out some of the trained parameters in a backward, but never all: a
+#   backward that reaches none calls no hook. What it leaves out is sent all the same, as the gradient that is
+#   there: an earlier backward's, or zeros where there is none.
+# * **Several models**: one backward may go through two of these models. Each sends its own buckets, and the
+#   `no_sync()` of one does not silence the other.
+# * **Memory** does not grow from step to step: what a backward sent is let go at its end, or used again by
+#   the next.
+# * **Exceptions**: one inside `no_sync()`, such as one that ends a backward there, changes nothing for later.
 #
 # <details><summary>Hint 1: state</summary>For each bucket, the set of parameters whose gradients are ready;
 # the number of buckets started so far; the handles with their flat tensors; whether this backward has its
@@ -686,10 +695,12 @@ Table(
 # %% [markdown]
 # ### Exercise: accumulate_gradients
 #
-# Backward for every micro-batch; only the last one sends, as the model does by itself. The gradients are
-# those of the mean over all rows together, and the mean loss is returned. Who calls it has cleared the
-# gradients before, as between steps: whether you clear them once more makes no difference. Go through the
-# model's own forward, not past it to a module in it: a wrapper's forward may do more than pass its input on.
+# Backward for every micro-batch. Only the last one sends: the model does that by itself. The gradients are
+# those of the mean over all rows together, and the mean loss is returned. A row is an entry of the first
+# dimension; every micro-batch has at least one, and the same micro-batch may come several times. Who calls
+# your function has cleared the gradients before, as between steps: whether you clear them once more makes no
+# difference. Go through the model's own forward, not past it to a module in it: a wrapper's forward may do
+# more than pass its input on.
 
 
 # %% exercise="03.accumulate-gradients" difficulty=2 minutes=10
@@ -754,10 +765,10 @@ Table(
 #
 # Data parallelism will **average** gradients over ranks, whatever you do. Write the loss to call `backward`
 # on, so that this average is the gradient of the mean over all tokens of all ranks, to the precision of the
-# sum you are given (all ranks together have 16 million tokens at most). One number is sent; a group of one
-# may send none. What you return is a scalar, of the dtype of `loss_sum` or wider. A rank may have no tokens
-# at all: it takes part in the averaging all the same, with gradients of zeros. Your function leaves
-# `loss_sum` as it is: its value, and what `loss_sum.backward()` itself would give.
+# sum you are given (all ranks together have 16 million tokens at most). One number is sent, by one all-reduce
+# or all-gather; a group of one may send none. What you return is a scalar, of the dtype of `loss_sum` or
+# wider. A rank may have no tokens at all: it takes part in the averaging all the same, with gradients of
+# zeros. Your function leaves `loss_sum` as it is: its value, and what its own `backward()` would give.
 #
 # <details><summary>Hint</summary>Write the loss you want, $\sum_r S_r / \sum_r n_r$, as $\frac1d \sum_r
 # (\dots)$. What is in the parentheses?</details>
