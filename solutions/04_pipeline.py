@@ -164,7 +164,8 @@ labkit.check("04.gpipe-schedule", gpipe_schedule)
 # - idle time over *working* time (Narayanan et al. 2021, section 2.2.1);
 # - idle time over *all* time (Huang et al. 2019, section 2.3, as an order of magnitude).
 #
-# The first can be 7, the second is always below 1. If the first is $r$, the second is $r/(1+r)$.
+# The first can be 7 (for $p = 8$ and $m = 1$), the second is always below 1. If the first is $r$, the second
+# is $r/(1+r)$.
 
 # %%
 draw_bubble(num_ranks=[2, 4, 8, 16], num_micro_batches=[1, 2, 4, 8, 16, 32, 64])
@@ -222,8 +223,9 @@ draw_schedule(simulate(by_hand, Costs(forward=1, backward=2)))
 # forward without a wait longer than necessary? And if there are fewer micro-batches than that? Take no more
 # than it needs: a longer warm-up ends no sooner, and holds more.
 #
-# `in_turn` is the part that does not depend on the stage. You will want it again for interleaved stages,
-# whose lists are not those of one stage; there are as many backwards as forwards. Both return lists.
+# `in_turn` is the part that does not depend on the stage. You will want it again for interleaved stages, so
+# the actions that it is handed may be of several stages and in any order. It is handed as many backwards as
+# forwards. Both functions return lists.
 #
 # <details><summary>Hint 1</summary>Count the forwards before the first B in each row above. The last of
 # them belongs to the steady phase.</details>
@@ -324,8 +326,8 @@ prediction("micro-batches on stage 0 when 1B = 1F", your_guess_in_flight, on_sta
 #
 # ### Exercise: interleaved 1F1B
 # Return what one *rank* does, all its chunks in one list of `Action`s; there may be just one chunk. Another
-# order is as good, a shorter warm-up too, if the batch takes no longer (messages taking no time) and no rank
-# holds more than this warm-up and one chunk.
+# order or a shorter warm-up is as good, if the batch takes no longer (with messages that take no time) and no
+# rank ever holds more chunks than this warm-up and one more.
 #
 # <details><summary>Hint 1</summary>Make the list of all forwards of the rank first: for group, for stage,
 # for micro-batch in group. The backwards differ in one word.</details>
@@ -404,8 +406,10 @@ labkit.check("04.peak-in-flight", peak_in_flight)
 
 # %% [markdown]
 # ### Exercise: the bubble in formulas
-# Four short functions, for all three schedules: who waits as long as whom, you have seen above. The
-# backward need not cost twice the forward. A rank that is alone waits for nobody: one micro-batch is enough.
+# Four short functions, for all three schedules. Which of them have the same bubble, and how much smaller it
+# is with $v$ chunks a rank, you have seen above. A backward need not cost twice a forward. A rank that is
+# alone waits for nobody: its bubble is 0, and one micro-batch is enough. Interleaved stages take multiples of
+# $p$ with one chunk a rank too. The number of micro-batches is an int; nothing else is rounded.
 #
 # <details><summary>Hint 1</summary>Write the first one. The second follows from r/(1+r).</details>
 # <details><summary>Hint 2</summary>For the smallest m you can count upwards, or solve for m. Solved in
@@ -583,13 +587,18 @@ except labkit.LaunchError as error:
 # * **What `check_list` finds**, before anything is sent: an action that is neither forward nor backward (such
 #   as a zero-bubble schedule's), a stage that is not here, a micro-batch that does not exist, an action that
 #   is there twice, a backward before its forward, and a forward or backward that is missing, also where both
-#   of a micro-batch are, all of a stage's, or the whole list on a rank that has stages.
+#   of a micro-batch are, all of a stage's, or the whole list on a rank that has stages. The error names the
+#   action by its stage and micro-batch, as `str(action)` does.
 # * **What it does not look for**: whether stages, this rank's too, go in an order in which each can have its
-#   message. That is for `dry_run` to say beforehand, and such lists are not tried here.
-# * **Messages**: what is sent back from a stage is sent where the stage before it is frozen, too.
+#   message. That is for `dry_run` to say beforehand, and such lists are not tried here. Nor does a rank look
+#   at the lists of others, or tell them of a mistake: where bad lists are tried, every rank has one.
+# * **Messages**: each activation and each gradient that goes to another rank is sent once. Nothing else is
+#   sent, no shapes either, but the halves of a tied weight. A stage's input gradient is sent back where the
+#   stage before is frozen, too.
 # * **Memory**: what was sent, an output or a gradient, may be kept until the end, when all sends are waited
-#   for; what was received, an activation or a gradient, may not. When `run_schedule` has returned, nothing of
-#   the batch is kept but gradients and the loss.
+#   for. What was received may not: give up an activation after its micro-batch's backward on that stage, and
+#   a gradient after the backward that it was for. When `run_schedule` has returned, nothing of the batch is
+#   kept but gradients and the loss.
 # * **`gradients_ready`** is called for every stage of the rank, a frozen one too, before the rank's next
 #   action: whether the stage's last input gradient is sent before or after that is free.
 #
@@ -1218,8 +1227,9 @@ Table(
 # | 1F1B | $(p-1)/m$ | $\min(m, p-r)$ | 1 |
 # | interleaved | $(p-1)/(vm)$ | up to $p + (p-1)/v$ on rank 0 | $v$ times |
 #
-# A message holds one micro-batch's activations, $b s h$ numbers, and crosses each boundary once each way
-# for every micro-batch: not "once", as one article has it, and gradients are sent as well.
+# A message holds one micro-batch's activations: $b s h$ numbers, for $b$ sequences of $s$ tokens and hidden
+# size $h$. For every micro-batch one crosses each boundary, and a gradient as large comes back: not "once",
+# as one article has it.
 #
 # **Think about**
 #
