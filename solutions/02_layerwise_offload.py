@@ -646,15 +646,17 @@ class OffloadedModel(nn.Module):
         ### BEGIN SOLUTION
         x, self.ahead = x.to(self.device), 1
         self.on_the_way.clear()  # fetched for a pass that failed, or for a layer that backward did not need
-        for index, layer in enumerate(self.layers):
-            if index < self.resident_layers:
-                self._fetch(index + 1)
-                x = layer(x)
-            elif torch.is_grad_enabled():
-                x = checkpoint(self._run, x, index, use_reentrant=False)
-            else:
-                x = self._run(x, index)
-        self.ahead = -1
+        try:
+            for index, layer in enumerate(self.layers):
+                if index < self.resident_layers:
+                    self._fetch(index + 1)
+                    x = layer(x)
+                elif torch.is_grad_enabled():
+                    x = checkpoint(self._run, x, index, use_reentrant=False)
+                else:
+                    x = self._run(x, index)
+        finally:
+            self.ahead = -1
         return x
         ### END SOLUTION
 

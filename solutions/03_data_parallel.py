@@ -126,7 +126,8 @@ draw_timeline(job_of_torch, start_at="forward")
 # join. So if the number of ranks $d$ does not divide the number of samples, fill up by starting over from the
 # front of the shuffled order; without any samples every share is empty. Which rank gets which part of the
 # order is free. Every epoch has an order of its own, and deals a rank another set of samples (of a few
-# samples, chance may deal the same again). Every seed has orders of its own; 0 is a seed like any other.
+# samples, chance may deal the same again). A seed is a number of 32 bits. Every one has orders of its own, 0
+# too.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>
@@ -265,7 +266,7 @@ labkit.check("03.broadcast-module", broadcast_module)
 def average_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Replace the gradient of every parameter that requires one by its mean over `group`.
 
-    One all_reduce for each; frozen parameters stay without a gradient, and one with two names
+    One all_reduce for each; frozen parameters are left alone, and one with two names
     counts once. A parameter that has none on this rank counts as zeros. Gradients may be views that
     are not contiguous, on some ranks alone. Called by all ranks, after backward.
     """
@@ -461,8 +462,8 @@ class OverlappedDataParallel(nn.Module):
     during backward.
 
     After `loss.backward()`, outside `no_sync()`, each gradient is the mean over the group;
-    a parameter that this rank did not use counts as zeros, and a frozen one is left alone, as
-    where all are frozen. One backward may go through several such models.
+    a parameter that this rank did not use counts as it stands, or as zeros, and a frozen one is
+    left alone, as where all are frozen. One backward may go through several such models.
     Forward sends nothing. Backward sends each gradient once, one all_reduce a bucket, most
     of them before the last gradient is ready, and waits for none before that. Gradients
     that are there, zeros or an earlier backward's, are added to, as always. Parameters may

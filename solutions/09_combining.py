@@ -525,7 +525,7 @@ class GPT3D:
         seed: int = 0,
         parts: Parts | None = None,
     ):
-        """All ranks of `group` call this, with equal models, of any dtype, which are left alone.
+        """All ranks of `group` call this, with models of one shape and any dtype, left alone.
 
         parts: what to build it of; the library's parts where none are handed over. Sets `stage`.
         """

@@ -769,9 +769,9 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 #   send every gradient once. Call `torch.distributed`'s own functions, no functional collectives, wait for
 #   each call by its `wait()`, and multiply no matrices but those of forward and backward.
 # * **The batches** may come from an iterator: go through them once. There may be none.
-# * **The model** has six parameters or more, none of them frozen. It may have been trained before, in another
-#   group too, and may be trained again: gradients that it comes with count for nothing, and hooks are removed
-#   in the end.
+# * **The model** has six parameters or more, none of them frozen and none with more than a third of the
+#   numbers. It may have been trained before, in another group too, and may be trained again: gradients that it
+#   comes with count for nothing, and hooks are removed in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>
@@ -784,10 +784,10 @@ def program_1(
     """Data-parallel SGD on the mean squared error; each rank has its own batches. Changes `model`."""
     ### BEGIN SOLUTION
     parameters = list(model.parameters())[::-1]  # as their gradients come
-    most = sum(p.numel() for p in parameters) / 5
+    most, total = min(5, len(parameters) // 2), sum(p.numel() for p in parameters)
     buckets: list[list[nn.Parameter]] = [[]]
     for p in parameters:
-        if sum(q.numel() for q in buckets[-1]) >= most:
+        if sum(q.numel() for bucket in buckets for q in bucket) * most >= total * len(buckets):
             buckets.append([])
         buckets[-1].append(p)
     averaged = GradientBuckets(buckets, group)

@@ -857,7 +857,7 @@ def sharded_loss(logits: Tensor, targets: Tensor, group: dist.ProcessGroup, igno
     totals = torch.stack((own.detach(), (targets != ignore).sum().to(own.dtype)))
     dist.all_reduce(totals, group=group)
     whole, count = totals[0], totals[1].clamp(min=1)
-    return (own + (whole - own.detach())) / count
+    return (own - own.detach() + whole) / count  # 0 first: the same to the last bit on every rank
     ### END SOLUTION
 
 

@@ -554,7 +554,7 @@ prediction("mean of the ranks' own losses", your_mean, sum(alone) / 2, "computed
 # <details><summary>Hint</summary>
 #
 # Reduce counts, sums of probabilities and the number of tokens together. A number that has one value and
-# another's gradient: `own + (whole - own).detach()`.
+# another's gradient: `own - own.detach() + whole`, in this order, as the first two make an exact 0.
 #
 # </details>
 
@@ -578,7 +578,7 @@ def balance_loss(probabilities: Tensor, experts: Tensor, group: dist.ProcessGrou
     all_visits, all_sums, total = everywhere.split([num_experts, num_experts, 1])
     weights = num_experts * all_visits / all_visits.sum() / total
     own, whole = (weights * sums).sum(), (weights * all_sums).sum()
-    return own + (whole - own).detach()
+    return own - own.detach() + whole  # 0 first: the same to the last bit on every rank
     ### END SOLUTION
 
 
