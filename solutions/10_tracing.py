@@ -770,8 +770,8 @@ draw_timeline(replayed(eight_layers(slow_program_1), ranks=4))
 #   each call by its `wait()`, and multiply no matrices but those of forward and backward.
 # * **The batches** may come from an iterator: go through them once. There may be none.
 # * **The model** has six parameters or more, none of them frozen and none with more than a third of the
-#   numbers. It may have been trained before, in another group too, and may be trained again: gradients that it
-#   comes with count for nothing, and hooks are removed in the end.
+#   numbers. It may have been trained before, in another group too, and may be trained again: gradients that
+#   it comes with count for nothing, and hooks are removed in the end.
 #
 # <details><summary>Hint</summary>Three to five buckets of about equal bytes. Which gradients come
 # first?</details>
