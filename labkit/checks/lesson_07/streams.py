@@ -54,6 +54,8 @@ def _draw_in_turns(rank: Rank) -> None:
     hashes, as in another process.
     """
     group = enter_group(rank)
+    if rank.case.kind == "subgroup":
+        _draw_as_in_the_world(rank)
     seed_generators(100 + rank.rank)
     for time in OUTSIDE:
         rank.answer(f"alone {time}", _draw(rank))
@@ -61,6 +63,14 @@ def _draw_in_turns(rank: Rank) -> None:
         _draw_from_streams(rank, group)
     if rank.case.kind == "values":
         draw_in_a_large_group(rank)
+
+
+def _draw_as_in_the_world(rank: Rank) -> None:
+    """From streams of the same seed in the group of all ranks, in which ranks have other numbers."""
+    streams = rank.student.RandomStreams(rank.params["stream_seed"], dist.group.WORLD)
+    for stream in ("own", "shared"):
+        with getattr(streams, stream)():
+            _draw(rank)
 
 
 def _draw_from_streams(rank: Rank, group: dist.ProcessGroup) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from labkit.checks.case import Case, Inputs
 from labkit.checks.exercise import Exercise, Property, Run, every
 from labkit.checks.lesson_07.attention import ATTENTION_ID
+from labkit.checks.lesson_07.between import SHAPE, divided_between, keep_of_one_and_two
 from labkit.checks.lesson_07.block import BLOCK_ID
 from labkit.checks.lesson_07.embedding import EMBEDDING_ID
 from labkit.checks.lesson_07.loss import LOSS_ID
@@ -131,6 +132,7 @@ def _cases(seed: int) -> list[Case]:
         gpt_case("in pairs", "sequence-parallel", 4, seed, groups=PAIRS, tied=False, sequence_parallel=True),
         gpt_case("beside one of some ranks", "again", 4, seed),
         gpt_case("back to one, in pairs", "round-trip", 4, seed, groups=PAIRS, tied=False),
+        gpt_case("what is kept, tokens divided", "kept", 4, seed, **SHAPE, sequence_parallel=True),
         gpt_case("6 tokens a sequence", "refused", 4, seed, sequence=6, sequence_parallel=True, names=[6, 4]),
     ]
 
@@ -169,6 +171,7 @@ EXERCISE = Exercise(
         "dropout": at_boundaries(GPT.run(watch_model_dropout)),
         "modes": at_boundaries(GPT.run(use_in_every_mode)),
         "again": at_boundaries(GPT.run(partial(use_beside_another, other=GPT))),
+        "kept": GPT.run(keep_of_one_and_two),
         "refused": GPT.run(_divide_uneven_tokens),
         "own-parts": _USED,
     },
@@ -258,6 +261,7 @@ EXERCISE = Exercise(
                     adds_to_gradients,
                     sends_in("forward", calls_if_divided("forward"), ignore=numbers_a_token),
                 ),
+                "kept": divided_between,
                 "modes": where_divided(every(right_gradients, NO_OTHERS_DIVIDED)),
             },
         ),
