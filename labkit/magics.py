@@ -7,6 +7,8 @@ import re
 import sys
 import traceback
 from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,13 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.utils.text import DollarFormatter
 
-from labkit import unfinished
+from labkit import tracebacks
 from labkit.launch import client
 from labkit.launch.background import RunningCell
 from labkit.launch.cell import CellOptions, CellResult
 from labkit.launch.debugger import debug
 from labkit.launch.failure.errors import LaunchError, locals_text
-from labkit.launch.handover.request import check_timeout
+from labkit.launch.handover.request import LONGEST_TIMEOUT, check_timeout
 from labkit.launch.names import current_cell
 from labkit.launch.render import progress_html
 from labkit.launch.screen import Screen, shell
@@ -32,6 +34,7 @@ from labkit.launch.session import session as new_session
 from labkit.launch.staying_ranks import NotNow
 from labkit.launch.torchrun import run_script
 from labkit.record.trace import TraceFile, trace
+from labkit.scripts import write_script
 
 _RANK_OR_NUMBER = re.compile(r"--rank[\s=]\s*[\d,]+\s+\d")  # is the last another rank, or how many?
 
@@ -68,21 +71,53 @@ def _path(text: str) -> Path:
     return Path(os.path.expanduser(bare))
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a whole number and found {text!r}") from None
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
         check_timeout(seconds)
     except ValueError:
-        raise ArgumentTypeError(f"expected a number of seconds such as 60 and found {text!r}") from None
+        days = LONGEST_TIMEOUT // 86400
+        told = f"expected a number of seconds, more than 0 and at most {days} days, and found {text!r}"
+        raise ArgumentTypeError(told) from None
     return seconds
+
+
+def _parsed(magic: Any, sign: str, line: str) -> Any:
+    """What the line of a magic asks for. UsageError says what is wrong with it. sign: "%%ranks"."""
+    try:
+        return parse_argstring(magic, line)
+    except UsageError as problem:
+        told = f"{sign} {line}: {problem}"
+        if "unrecognized" in told:
+            usage = magic.parser.format_usage().split()  # "::", the magic's name, what may stand behind it
+            told += f". There is {sign} {' '.join(usage[2:])}"
+        raise UsageError(told) from None
+    except ValueError as problem:  # of shlex
+        raise UsageError(f"{sign} {line}: a quotation mark is missing ({problem})") from None
+
+
+@contextmanager
+def _in_a_line(sign: str) -> Iterator[None]:
+    """UsageError, which is one line in a notebook, for what labkit or the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        told = ": ".join(str(part) for part in (error.strerror or error, error.filename) if part)
+        raise UsageError(f"{sign}: {told}") from None
+    except (NotNow, ValueError) as error:
+        raise UsageError(f"{sign}: {error}") from None
 
 
 def _new_session(ranks: int | None, options: Any, there: Session | None) -> Session:
     nodes = 1 if options.nodes is None else options.nodes
-    try:
-        return new_session(ranks, nodes=nodes, seed=options.seed, queue=options.queue, instead_of=there)
-    except ValueError as error:
-        raise UsageError(f"%%ranks: {error}") from None
+    return new_session(ranks, nodes=nodes, seed=options.seed, queue=options.queue, instead_of=there)
 
 
 def _trace(session: Session, path: Path) -> TraceFile:
@@ -108,11 +143,11 @@ class RanksMagics(Magics):
     @argument("what", nargs="?", help="how many ranks; without a cell: status, stop, restart or trace")
     @argument("file", nargs="?", help="where `%ranks trace` writes")
     @argument(
-        "--nodes", type=int, default=None, help="spread the ranks over this many nodes of a Slurm cluster"
+        "--nodes", type=_whole, default=None, help="spread the ranks over this many nodes of a Slurm cluster"
     )
     @argument("--queue", type=_seconds, default=None, help="seconds new ranks on nodes may wait for a turn")
     @argument("--rank", type=_rank_list, default=None, help="only these ranks, such as 0,2")
-    @argument("--seed", type=int, default=None, help="for the random numbers of new ranks, as in launch")
+    @argument("--seed", type=_whole, default=None, help="for the random numbers of new ranks, as in launch")
     @argument("--push", type=_names, default=(), help="send the notebook's values of names such as a,b")
     @argument(
         "--async",
@@ -144,7 +179,7 @@ class RanksMagics(Magics):
             debug(self.session, _filled_in(self.shell, rank) + space + command)
             return
         line = _filled_in(self.shell, line)
-        options = parse_argstring(self.ranks, line)
+        options = _parsed(self.ranks, "%ranks" if cell is None else "%%ranks", line)
         if cell is None:
             if given := _for_a_cell(options):
                 raise UsageError(f"%ranks {line}: {', '.join(given)} would be for %%ranks, which runs a cell")
@@ -157,7 +192,9 @@ class RanksMagics(Magics):
                 f"%%ranks {line}: expected one number of ranks, found {options.file!r} behind it"
             )
         else:
-            self._run(cell, self._session(_count(options.what), options), options)
+            with _in_a_line("%%ranks"):
+                session = self._session(_count(options.what), options)
+            self._run(cell, session, options)
 
     def _manage(self, what: str, detail: str | None) -> None:
         fits = {
@@ -183,7 +220,8 @@ class RanksMagics(Magics):
         elif detail is not None:
             print(_trace(self.session, _path(detail)))
         else:
-            self.session.restart()
+            with _in_a_line("%ranks restart"):
+                self.session.restart()
 
     def _locals(self, rank: int | None) -> str:
         failure = self.session.failure if self.session is not None else None
@@ -207,15 +245,14 @@ class RanksMagics(Magics):
             "reload": _reloads(self.shell),
         }
         try:
-            cell = _as_python(self.shell, cell)
-            if options.handle is not None:
-                self._start(options.handle, session.run_async(cell, **wanted))
-                return
-            result = session.run(cell, watch=screen.watch, **wanted)
+            with _in_a_line("%%ranks"):
+                cell = _as_python(self.shell, cell)
+                if options.handle is not None:
+                    self._start(options.handle, session.run_async(cell, **wanted))
+                    return
+                result = session.run(cell, watch=screen.watch, **wanted)
         except SyntaxError as error:
             raise CellSyntaxError(error) from None
-        except (NotNow, ValueError) as error:
-            raise UsageError(f"%%ranks: {error}") from None
         except LaunchError as error:
             printed = CellResult(tuple(range(len(error.output))), dict(enumerate(error.output)))
             screen.finish(session.until_failure or printed)
@@ -250,12 +287,15 @@ class RanksMagics(Magics):
     @cell_magic
     def torchrun(self, line: str, cell: str) -> None:
         """Write the cell to a script and run it with torch's own torchrun command, which is shown."""
-        options = parse_argstring(self.torchrun, line)
+        options = _parsed(self.torchrun, "%%torchrun", line)
+        another = "--script FILE names another file"
         try:
-            options.script.write_text(cell, encoding="utf-8")
+            write_script(options.script, cell)
         except OSError as error:
             told = f"%%torchrun: the cell cannot be written to {options.script}: {error.strerror}"
-            raise UsageError(f"{told}; --script FILE names another file") from None
+            raise UsageError(f"{told}; {another}") from None
+        except ValueError as error:
+            raise UsageError(f"%%torchrun: {error}; {another}") from None
         run_script(options.script, options.nproc_per_node, options.timeout, sys.stdout.write)
 
 
@@ -333,13 +373,13 @@ def _count(text: str | None) -> int | None:
 def load_ipython_extension(ipython: InteractiveShell) -> None:
     """Called by `%load_ext labkit`. Starts the engine, which imports torch while the notebook goes on."""
     ipython.register_magics(RanksMagics(ipython))
-    unfinished.install(ipython)
+    tracebacks.install(ipython)
     client.engine()
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
     """Called by `%unload_ext labkit`, and by `%reload_ext`: ends the engine and every rank."""
-    unfinished.uninstall(ipython)
+    tracebacks.uninstall(ipython)
     manager = ipython.magics_manager
     magics = manager.registry.pop(RanksMagics.__name__, None)
     if isinstance(magics, RanksMagics) and magics.session is not None:

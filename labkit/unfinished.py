@@ -8,39 +8,20 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
-from types import TracebackType
-
-from IPython.core.interactiveshell import InteractiveShell
 
 STUB = re.compile(r"\d\d\.[\w-]+: not written yet")  # what the stub of every exercise raises
 
 _WIDTH = 104  # characters in a line beside JupyterLab's file browser; it breaks longer ones inside a word
 
 
-def install(shell: InteractiveShell) -> None:
-    """Have `shell` show these two errors in a few words; all others keep their tracebacks."""
-    shell.set_custom_exc((NotImplementedError, NameError), _show)
-
-
-def uninstall(shell: InteractiveShell) -> None:
-    """Undo `install`."""
-    shell.set_custom_exc((), None)
-
-
-def _show(
-    shell: InteractiveShell,
-    kind: type[BaseException],
-    error: BaseException,
-    traceback: TracebackType,
-    tb_offset: int | None = None,
-) -> None:
-    text = explain(error, shell.user_ns.get("In", []))
+def shorten(error: BaseException, cells: Sequence[str]) -> None:
+    """Have IPython show `error` in the words of `explain`, where there are any."""
+    text = explain(error, cells)
     if text:
         lines = textwrap.wrap(
             text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
         error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython's own hook for this
-    shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
 
 
 def explain(error: BaseException, cells: Sequence[str]) -> str:

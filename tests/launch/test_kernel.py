@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("jupyter_client.manager", reason="a kernel is needed: pip install labkit[lab]")
 pytestmark = pytest.mark.timeout(120)
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,39 @@ def test_errors_name_the_cell(kernel: Kernel) -> None:
     assert "site-packages" not in text
     text = kernel.text("%%ranks 2\n1 / 0")
     assert "], line 2, in <module>\n" in text
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("labkit.launch(lambda: 1, ranks=0)", "ValueError: ranks must be a whole number from 1 to"),
+        ("labkit.session(backend='mpi')", "ValueError: backend must be 'gloo' or 'nccl', found 'mpi'"),
+        ("labkit.check('00.nope', 1)", "UnknownExercise: no exercise '00.nope'; lesson 00 has"),
+        ("from labkit.show import draw_timeline; draw_timeline([1])", "TypeError: expected a job, as"),
+        ("from labkit.show.target import target; target('nope')", "LookupError: expected the name of a"),
+    ],
+)
+def test_what_is_refused_shows_the_line_that_asked_and_no_other(kernel: Kernel, call: str, told: str) -> None:
+    text = _COLOUR.sub("", kernel.text(f"asked = 1\n{call}"))
+    assert f"\n{told}" in text
+    assert call.rpartition("; ")[2] in text
+    assert "File " not in text
+    assert len(text.splitlines()) < 10
+
+
+def test_a_mistake_in_labkit_shows_where_it_is(kernel: Kernel) -> None:
+    """Nothing was refused in words here."""
+    text = _COLOUR.sub("", kernel.text("from labkit import hosts\nhosts.threads_said(None)"))
+    assert "labkit/hosts.py" in text
+    assert "AttributeError: 'NoneType' object" in text
+
+
+def test_a_call_of_the_students_own_keeps_all_its_lines(kernel: Kernel) -> None:
+    kernel.run("def mine():\n    return labkit.launch(lambda: 1, ranks=0)")
+    text = _COLOUR.sub("", kernel.text("mine()"))
+    assert "in mine()" in text
+    assert "labkit.launch(lambda: 1, ranks=0)" in text
+    assert "File " not in text
 
 
 def test_progress_is_drawn_once(kernel: Kernel) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,6 +169,27 @@ def test_what_the_ranks_keep_is_said_and_can_be_pushed(kernel: Kernel) -> None:
             "%%torchrun --script no/where.py\n1",
             "%%torchrun: the cell cannot be written to no/where.py: No such",
         ),
+        ('%%ranks "4\n1', '%%ranks "4: a quotation mark is missing'),
+        (
+            "%%ranks 2 # two ranks\n1",
+            "%%ranks 2 # two ranks: unrecognized arguments: two ranks. There is %%ranks [--nodes NODES] [",
+        ),
+        ("%%ranks -h\n1", "%%ranks -h: unrecognized arguments: -h. There is %%ranks ["),
+        (
+            "%%ranks --timeout 0\n1",
+            "%%ranks --timeout 0: argument --timeout: expected a number of seconds, more than 0",
+        ),
+        ("%%ranks --seed x\n1", "%%ranks --seed x: argument --seed: expected a whole number and found 'x'"),
+        (
+            "%%torchrun 2\n1",
+            "%%torchrun 2: unrecognized arguments: 2. There is %%torchrun [--nproc-per-node NPROC_PER_NODE]",
+        ),
+        ("%%torchrun '2\n1", "%%torchrun '2: a quotation mark is missing"),
+        ("%%torchrun --script a.ipynb\n1", "%%torchrun: a.ipynb is no name for a script: expected one that"),
+        (
+            "%%torchrun --script torch.py\n1",
+            "%%torchrun: torch.py would be imported where Python's module torch is meant",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(kernel: Kernel, cell: str, told: str) -> None:
@@ -197,7 +220,52 @@ def test_paths_are_as_in_a_shell(kernel: Kernel, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"step.json", "a step.json"}
     kernel.run('%%torchrun --nproc-per-node 1 --script "~/a script.py"\nprint("é")')
     kernel.run("os.environ['HOME'] = home")
-    assert (tmp_path / "a script.py").read_text(encoding="utf-8") == 'print("é")\n'
+    assert (tmp_path / "a script.py").read_text(encoding="utf-8").startswith('print("é")\n# written by %%')
+
+
+def test_a_script_that_a_cell_did_not_write_is_kept(kernel: Kernel, tmp_path: Path) -> None:
+    """Nor one that was edited after a cell had written it."""
+    script = tmp_path / "train_it.py"
+    run = f"%%torchrun --nproc-per-node 1 --script {script}\n"
+    for text in ("first", "second"):
+        assert text in kernel.text(f"{run}print('{text}')")
+    script.write_text(script.read_text().replace("second", "edited"))
+    told = "is there, and is not as %%torchrun has written it: it stays as it is; --script FILE names another"
+    assert told in kernel.text(f"{run}print('third')")
+    assert "print('edited')" in script.read_text()
+    script.write_text("mine = 3\n")
+    assert told in kernel.text(f"{run}print('third')")
+    assert script.read_text() == "mine = 3\n"
+
+
+def test_a_script_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A limit on a file's size stands for a full disk."""
+    script = tmp_path / "train_it.py"
+    program = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from labkit.scripts import write_script\n"
+        "write_script(Path(sys.argv[1]), 'short = 1')\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "write_script(Path(sys.argv[1]), 'x = 1\\n' * 1000)"
+    )
+    command = [sys.executable, "-B", "-c", program, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "File too large" in done.stderr
+    assert script.read_text().startswith("short = 1\n#")
+    assert list(tmp_path.iterdir()) == [script]
+
+
+def test_ranks_where_the_folder_is_gone_are_refused_in_one_line(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("%ranks stop")
+    kernel.run(f"import os\nstood = os.getcwd()\nos.mkdir('{tmp_path}/gone')\nos.chdir('{tmp_path}/gone')")
+    kernel.run(f"os.rmdir('{tmp_path}/gone')")
+    told = kernel.text("%%ranks 2\n1")
+    kernel.run("os.chdir(stood)")
+    assert told.strip() == (
+        "UsageError: %%ranks: the folder that this notebook was started in is gone: go to another with "
+        "os.chdir(...)"
+    )
 
 
 def test_ranks_that_cannot_be_had_cost_no_variable(kernel: Kernel) -> None:
