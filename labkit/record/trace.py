@@ -57,5 +57,8 @@ def trace(source: HasRecord | Record | str | Path, path: str | Path) -> TraceFil
 def _write(events: Sequence[Event], ranks: int, path: Path) -> TraceFile:
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()
     packed = gzip.compress(text, mtime=0) if path.suffix == ".gz" else text
-    write_whole(path, packed)
+    try:
+        write_whole(path, packed)
+    except OSError as error:  # which may name the unfinished file beside it
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return TraceFile(path, ranks, len(events), len(packed))

@@ -271,3 +271,12 @@ def test_in_a_lane_stretches_are_apart_or_one_in_the_other(stretches: list[tuple
 def test_a_lane_is_opened_only_where_one_is_needed() -> None:
     assert in_lanes([(0, 10), (2, 4), (4, 10), (10, 12)]) == [0, 0, 0, 0]
     assert in_lanes([(0, 10), (5, 15), (11, 12)]) == [0, 1, 0]
+
+
+def test_a_trace_that_cannot_be_written_names_the_file_that_was_asked_for(
+    job: labkit.Job, tmp_path: Path
+) -> None:
+    asked = tmp_path / "nowhere" / "job.json"
+    with pytest.raises(FileNotFoundError) as told:
+        labkit.trace(job, asked)
+    assert str(told.value) == f"[Errno 2] No such file or directory: '{asked}'"
