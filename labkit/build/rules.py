@@ -23,6 +23,8 @@ def check_lesson(lesson: Lesson, exercises: Sequence[Exercise]) -> None:
         _check_solution_region(lesson, cell)
         if "exercise" in cell.options:
             _check_exercise_cell(lesson, cell, known[cell.options["exercise"]])
+        if "check" in cell.options:
+            _check_check_cell(lesson, cell, known[cell.options["check"]])
     _check_pairs(lesson, known)
     _check_guesses(lesson)
     _check_minutes(lesson)
@@ -113,13 +115,8 @@ def stub(source: str, exercise_id: str) -> str:
 
 
 def _defined_names(lesson: Lesson, cell: Cell, what: str, source: str) -> set[str]:
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        line = cell.line + (error.lineno or 0)
-        raise LessonError(lesson.path, line, f"{what} is not valid Python: {error.msg}") from error
     names: set[str] = set()
-    for node in tree.body:
+    for node in _parsed(lesson, cell, what, source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
@@ -127,6 +124,23 @@ def _defined_names(lesson: Lesson, cell: Cell, what: str, source: str) -> set[st
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
     return names
+
+
+def _parsed(lesson: Lesson, cell: Cell, what: str, source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        line = cell.line + (error.lineno or 0)
+        raise LessonError(lesson.path, line, f"{what} is not valid Python: {error.msg}") from error
+
+
+def _check_check_cell(lesson: Lesson, cell: Cell, exercise: Exercise) -> None:
+    """The cell runs the check, on what the exercise defines: students' cells are locked as they are."""
+    call = f'labkit.check("{exercise.id}", {", ".join(exercise.names)})'
+    wanted = ast.dump(ast.parse(call, mode="eval").body)
+    nodes = ast.walk(_parsed(lesson, cell, "the check", cell.source))
+    if not any(isinstance(node, ast.Call) and ast.dump(node) == wanted for node in nodes):
+        raise lesson.error(cell, f"expected `{call}` in the cell of the check")
 
 
 def _check_pairs(lesson: Lesson, known: dict[str, Exercise]) -> None:

@@ -34,6 +34,24 @@ MISTAKES = {
     ),
     "duplicated check": (BOARD, CHECK + "\n" + BOARD, BOARD, "a second time; the first is on line"),
     "missing check": (CHECK, "", EXERCISE, "no check for 90.double-it"),
+    "misspelt check": (
+        "labkit.check(",
+        "labkit.chek(",
+        CHECK,
+        'expected `labkit.check("90.double-it", Doubler)`',
+    ),
+    "check of another name": (
+        '-it", Doubler)',
+        '-it", doubler)',
+        CHECK,
+        'expected `labkit.check("90.double-it", Doubler)`',
+    ),
+    "check not Python": (
+        "labkit.check(",
+        "labkit.check((",
+        'labkit.check("90',
+        "the check is not valid Python",
+    ),
     "no solution": (
         "### BEGIN SOLUTION\n        return 2",
         "return 2",
