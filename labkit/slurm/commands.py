@@ -56,6 +56,13 @@ def command(
         raise SlurmError(f"{words[0]} did not answer within {seconds:g} s; {_LATER}{heard}") from None
     if "Unable to contact slurm controller" in done.stderr:
         raise SlurmError(f"Slurm's controller does not answer ({words[0]} tried to reach it); {_LATER}")
+    if "Could not establish a configuration source" in done.stderr:
+        known = (
+            f"{words[0]} is here, but no configuration of Slurm's: this machine is in no cluster it knows of"
+        )
+        raise SlurmError(
+            f"{known}. Use one whose jobs Slurm runs, or ask the operator what SLURM_CONF to set"
+        )
     if done.returncode:
         raise SlurmError(_plain(done.stderr) or f"{words[0]} ended with exit status {done.returncode}")
     return done.stdout.strip()

@@ -50,3 +50,19 @@ def test_what_needs_no_slurm_to_be_wrong_is_told_first(tmp_path: Path) -> None:
         )
         assert told.returncode == 2
         assert told.stderr.startswith(f"labkit: {says}"), told.stderr
+
+
+@pytest.mark.parametrize("words", [["--slurm"], ["--stop"]])
+def test_slurms_commands_without_its_configuration_are_told(tmp_path: Path, words: list[str]) -> None:
+    """As on a machine that has the packages and is in no cluster."""
+    squeue = tmp_path / "squeue"
+    told_by_slurm = "squeue: fatal: Could not establish a configuration source"
+    squeue.write_text(f"#!/bin/sh\necho '{told_by_slurm}' >&2\nexit 1\n")
+    squeue.chmod(0o755)
+    command = [sys.executable, "-m", "labkit.cli", "lab", *words, "--root", str(tmp_path)]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    told = subprocess.run(
+        command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 2
+    assert told.stderr.startswith("labkit: squeue is here, but no configuration of Slurm's: this machine is")
