@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +32,8 @@ class _Commands(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:  # nobody reads on, for which click has its own end
                 raise
-            _unusable(error)
+            named = (error.filename2 or error.filename, error.strerror or error)
+            _unusable(": ".join(str(part) for part in named if part))
 
 
 @click.group(
@@ -268,12 +270,25 @@ def release(lesson: str, course: Path, force: bool) -> None:
     sys.exit(FAILED if released.problems else 0)
 
 
+def _not_zero(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """A number of tokens that is zero is a number: what is wrong with it is told here."""
+    if value is not None and re.fullmatch(r"[0_.]*0[0_.]*[A-Za-z]?", value.strip()):
+        raise click.BadParameter(f"expected more than 0 tokens, found {value!r}")
+    return value
+
+
 @main.command()
 @click.option("--model", required=True, help="A preset, such as llama-3-8b, or the path of a config.json.")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--gpu", default="h100", show_default=True, help="A GPU's name, or the start of it.")
-@click.option("--network", type=float, default=50.0, show_default=True, help="GB/s between nodes, a GPU.")
+@click.option(
+    "--network",
+    type=click.FloatRange(0, min_open=True),
+    default=50.0,
+    show_default=True,
+    help="GB/s between nodes, a GPU.",
+)
 @click.option(
     "--fabric",
     type=click.Choice(["shared", "full"]),
@@ -284,8 +299,16 @@ def release(lesson: str, course: Path, force: bool) -> None:
 @click.option(
     "--sequence", type=click.IntRange(1), default=4096, show_default=True, help="Tokens a sequence."
 )
-@click.option("--batch-tokens", default="1M", show_default=True, help="Tokens a step; 4M is 4 x 2^20.")
-@click.option("--tokens", help="Tokens of the whole training, such as 1T, for days and GPU-hours.")
+@click.option(
+    "--batch-tokens",
+    default="1M",
+    show_default=True,
+    callback=_not_zero,
+    help="Tokens a step; 4M is 4 x 2^20.",
+)
+@click.option(
+    "--tokens", callback=_not_zero, help="Tokens of the whole training, such as 1T, for days and GPU-hours."
+)
 @click.option(
     "--recipe",
     help="Precision: a name, or bytes a parameter.  [default: the software's own, 20 or 18]",
@@ -306,11 +329,14 @@ def plan(explain: str | None, as_json: bool, **asked: Any) -> None:
     Exits 1 when the plan to explain takes more memory than a GPU has, and 2 when nothing fits or what
     was given cannot be used.
     """
+    from labkit.theory.hugging_face import UnknownConfig
     from labkit.theory.planning.asked import question_of
     from labkit.theory.planning.told import answer
 
     try:
         told = answer(question_of(**asked), explain)
+    except UnknownConfig as problem:  # which is called by its folder's name there
+        _unusable(f"--model {asked['model']}: {problem}")
     except ValueError as problem:
         _unusable(problem)
     click.echo(json.dumps(told.data, indent=1) if as_json else told.text)

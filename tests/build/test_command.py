@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,8 +88,12 @@ def test_a_folder_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     result = labkit("lessons", tmp_path / "file" / "lessons")
     assert result.exit_code == 2
-    assert result.stderr.startswith("labkit: [Errno ")
-    assert str(tmp_path / "file" / "lessons") in result.stderr
+    assert result.stderr.startswith(f"labkit: {tmp_path / 'file' / 'lessons'}")
+    assert result.stderr.endswith(": Not a directory\n")
+    shutil.copy(HOUSE / "solutions" / "00_collectives.py", tmp_path)
+    result = labkit("build", "00", "--solutions", tmp_path, "--notebooks", tmp_path / "file")
+    assert result.exit_code == 2
+    assert result.stderr == f"labkit: {tmp_path / 'file' / '00_collectives'}: Not a directory\n"
 
 
 OPENED = """

@@ -224,3 +224,25 @@ def test_the_command_says_what_cannot_be_used(arguments: tuple[str, ...], said: 
     result = run(*arguments)
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--network", "-1"], "-1.0 is not in the range x>0"),
+        (["--tokens", "0"], "expected more than 0 tokens, found '0'"),
+        (["--batch-tokens", "0.0M"], "expected more than 0 tokens, found '0.0M'"),
+    ],
+)
+def test_numbers_that_must_be_more_than_zero_are_told_as_they_were_given(words: list[str], says: str) -> None:
+    result = run("--model", "llama-3-8b", *words)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+def test_a_config_that_is_none_is_told_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0")
+    result = run("--model", str(tmp_path / "passwd"))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"labkit: --model {tmp_path / 'passwd'}: ")
+    assert "is not JSON" in result.stderr
