@@ -370,3 +370,18 @@ def test_the_directory_is_private_and_nothing_is_shared() -> None:
     engine = client.engine()
     assert engine.directory.stat().st_mode & 0o777 == 0o700
     assert engine.directory.stat().st_uid == os.getuid()
+
+
+def test_a_process_that_the_function_forks_does_not_return_for_its_rank() -> None:
+    for _ in range(2):
+        job = labkit.launch(lambda: "parent" if os.fork() else "child", ranks=2)
+        assert job.results == ["parent", "parent"]
+        assert "which this code forked, came to its end" in job.output[1]
+
+
+def test_a_function_may_close_what_it_prints_to() -> None:
+    def closes() -> int:
+        sys.stdout.close()
+        return dist.get_rank()
+
+    assert labkit.launch(closes, ranks=2).results == [0, 1]

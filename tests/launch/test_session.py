@@ -244,3 +244,41 @@ def test_a_notebook_with_more_than_a_thousand_open_files() -> None:
             assert labkit.launch(os.getpid, ranks=1).results
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+FORKS = "import os\nchild = os.fork() == 0\n"
+
+
+@pytest.mark.parametrize(("then", "told"), [("rank", ""), ("if child: 1 / 0\nrank", "ZeroDivisionError")])
+def test_a_process_that_a_cell_forks_does_not_answer_for_its_rank(
+    session: Session, then: str, told: str
+) -> None:
+    """It leaves at the cell's end, which says so; and each cell has its own answer."""
+    result = session.run(FORKS + then)
+    assert result.values == {0: "0", 1: "1"}
+    assert all("which this code forked, came to its end" in text for text in result.output.values())
+    assert all(told in text for text in result.output.values())
+    assert [session.run(f"{number}").values[1] for number in range(3)] == ["0", "1", "2"]
+
+
+def test_a_process_that_a_call_forks_does_not_answer_for_its_rank(session: Session) -> None:
+    assert session.call(lambda: "parent" if os.fork() else "child") == ["parent", "parent"]
+    assert session.call(lambda: "next") == ["next", "next"]
+
+
+@pytest.mark.parametrize(
+    "closing", ["import sys; sys.stdout.close()", "import sys; sys.stdout = None", "import os; os.close(1)"]
+)
+def test_ranks_print_again_after_a_cell_that_closed_what_they_print_to(
+    session: Session, closing: str
+) -> None:
+    result = session.run(f"{closing}\nrank")
+    assert result.values == {0: "0", 1: "1"}
+    assert result.output[1] == "labkit: the code closed sys.stdout; open again\n"
+    assert session.run("print('still', rank)").output == {0: "still 0\n", 1: "still 1\n"}
+
+
+def test_a_failure_of_a_cell_that_closed_all_it_prints_to_is_told(session: Session) -> None:
+    with pytest.raises(RankError, match=r"line 2, in <module>\n--> print\(1\)"):
+        session.run("import os; os.close(1); os.close(2)\nprint(1)")
+    assert session.run("print('again')").output == {0: "again\n", 1: "again\n"}

@@ -18,16 +18,17 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
+from labkit.launch.engine.forks import forks_end_here
 from labkit.launch.engine.frame_values import frame_values
 from labkit.launch.engine.post_mortem import PostMortem
 from labkit.launch.engine.raised import describe_error
 from labkit.launch.engine.rank_shell import RankShell
 from labkit.launch.engine.reloading import Reloader
-from labkit.launch.engine.streams import flush_output, flush_what_fits
+from labkit.launch.engine.streams import flush_output, flush_what_fits, reopen_output
 from labkit.launch.handover import results
 from labkit.launch.handover.identity import rank_namespace
 from labkit.launch.handover.rank_names import Receiver
-from labkit.launch.handover.request import end_path, records_path, result_path
+from labkit.launch.handover.request import end_path, log_path, records_path, result_path
 from labkit.launch.handover.reserved import clear_reserved, write_reserved
 from labkit.launch.handover.session_wire import connect
 from labkit.record.agreement import called_by
@@ -107,9 +108,11 @@ class _Rank:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             try:
-                done = work()
+                with forks_end_here():
+                    done = work()
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one finds the first being told of
+                reopen_output(log_path(self.directory, self.rank))
             flush_output()
             return {"ok": True, **done}
         except BaseException as error:
@@ -133,7 +136,9 @@ class _Rank:
 
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
         function, args, kwargs = pickle.loads(message["payload"])
-        results.write(function(*args, **kwargs), result_path(self.directory, self.rank), message["limit"])
+        with forks_end_here():
+            value = function(*args, **kwargs)
+        results.write(value, result_path(self.directory, self.rank), message["limit"])
         return {}
 
     def _debug(self, line: str | None, cells: dict[str, tuple[str, str]]) -> str:
@@ -146,7 +151,8 @@ class _Rank:
         try:
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                return self._debugger.answer(line, cells)
+                with forks_end_here():
+                    return self._debugger.answer(line, cells)
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         except BaseException as error:

@@ -21,6 +21,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from labkit.launch.engine.forks import forks_end_here
 from labkit.launch.engine.proof import prove_in_groups
 from labkit.launch.engine.raised import describe_error
 from labkit.launch.engine.signed_store import SignedStore
@@ -93,7 +94,8 @@ class _Worker:
         function, args, kwargs = load_target(self.directory, request.target)
         self.page.enter(RUNNING)
         self._entered = time.monotonic()
-        value = function(*args, **_with_group(function, args, kwargs, group))
+        with forks_end_here():
+            value = function(*args, **_with_group(function, args, kwargs, group))
         if request.target == "payload":
             results.write(value, result_path(self.directory, self.rank), request.max_result_bytes)
         self._write_records()
@@ -149,8 +151,7 @@ def _prepare(request: Request, rank: int) -> None:
     os.environ.update(ENABLE_FLIGHT_RECORDER if request.record else {})
     os.environ.update(request.env)
     tempfile.tempdir = None  # the engine has looked for it already; the job may have another TMPDIR
-    if request.nodes == 1:  # else gloo looks up the machine's own name, and listens where others can reach it
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _talk_within_the_machine(request)
     os.chdir(request.cwd)
     sys.path[:] = request.sys_path or sys.path
     torch.set_num_threads(request.threads)
@@ -158,6 +159,15 @@ def _prepare(request: Request, rank: int) -> None:
         _take_device(request.devices[rank], request.backend)
     _seed(request.seed, rank)
     gc.enable()
+
+
+def _talk_within_the_machine(request: Request) -> None:
+    """Have gloo use the loopback where that reaches every rank, whatever a cluster has set for jobs of several
+    nodes. Else it looks up the machine's own name, and listens where others can reach it.
+    """
+    placed = STORE in os.environ  # by somebody who has told gloo too
+    if request.nodes == 1 and not placed and "GLOO_SOCKET_IFNAME" not in request.env:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
 def _take_device(device: int, backend: str) -> None:
