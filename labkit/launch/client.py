@@ -21,6 +21,7 @@ from labkit.launch.handover import directory
 from labkit.launch.handover.owner import OWNER
 
 _MESSAGE_BYTES = 65536
+_MOST_WORDS = 2000  # characters
 _ROOM = (
     "make room for temporary files, or set TMPDIR to a directory that has some; or raise the limit of open "
     "files, of processes or of memory, where that is what is said"
@@ -122,7 +123,8 @@ class EngineProcess:
     def last_words(self) -> str:
         """The end of what the engine and its agents wrote to stderr."""
         with contextlib.suppress(OSError):
-            return (self.directory / "engine.log").read_text(errors="replace")[-2000:].strip()
+            words = (self.directory / "engine.log").read_text(errors="replace").strip()
+            return words if len(words) <= _MOST_WORDS else "… " + words[-_MOST_WORDS:].partition("\n")[2]
         return ""
 
     def close(self) -> None:

@@ -195,6 +195,8 @@ class StayingRanks(ABC):
                 f"the session's ranks do not answer: {came} of {self.ranks} had reported; all were ended"
             )
         error = error or InfrastructureError(Diagnosis("infrastructure", summary, hint="run the cell again"))
+        hint = error.diagnosis.hint.replace("launch again", "run the cell again")
+        error.diagnosis = replace(error.diagnosis, hint=hint)
         if came:
             error = self._told(job, error)
         self._hang_up()

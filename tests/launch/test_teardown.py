@@ -286,6 +286,35 @@ def test_a_full_disk_is_said_to_be_full() -> None:
     assert "No space left" in lines[6]
 
 
+NO_SHARED_MEMORY = """
+import labkit
+with labkit.session(ranks=2) as session:
+    session.run("rank")
+    try:
+        with open("/dev/shm/fill", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    except OSError:
+        pass
+    try:
+        labkit.launch(print, ranks=2)
+    except labkit.LaunchError as error:
+        print(error.verdict, error)
+"""
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap makes the small disk")
+def test_shared_memory_without_room_is_said_to_have_none() -> None:
+    small = ["bwrap", "--dev-bind", "/", "/", "--size", str(64 << 10), "--tmpfs", "/dev/shm"]
+    run = [*small, sys.executable, "-c", NO_SHARED_MEMORY]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[0] == (
+        "infrastructure the job could not be started: /dev/shm has no room (0 KiB free)"
+    ), done.stderr
+    assert "--shm-size" in done.stdout
+
+
 LONG_ERROR = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -322,3 +351,13 @@ def test_a_job_whose_agent_cannot_say_why_it_ended_was_cancelled_all_the_same() 
     assert job.error is not None
     assert job.error.verdict == "cancelled"
     assert leftovers() == []
+
+
+def test_a_session_whose_agent_was_killed_says_to_run_the_cell_again() -> None:
+    with labkit.session(ranks=1) as session:
+        parent = int(session.run("import os; os.getppid()").values[0])
+        os.kill(parent, signal.SIGKILL)
+        with pytest.raises(labkit.LaunchError, match="run the cell again; your code is not to blame"):
+            while True:
+                session.run("rank")
+        assert session.run("rank").values == {0: "0"}

@@ -16,12 +16,14 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, Wo
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from labkit import processes
+from labkit.launch.engine.begun import not_begun
 from labkit.launch.engine.council import CouncilOfOne
 from labkit.launch.engine.ranks import Ranks
 from labkit.launch.engine.targets import named
 from labkit.launch.engine.watchdog import Watchdog
 from labkit.launch.handover.directory import remove_stale
-from labkit.launch.handover.request import CONTROL, Request
+from labkit.launch.handover.request import CONTROL, VERDICT, Request
+from labkit.launch.handover.reserved import read_reserved, write_reserved
 from labkit.record.state import ControlPage
 from labkit.torch_private_elastic import QuietAgent, quieten_elastic
 
@@ -144,8 +146,10 @@ def fork_job(directory: Path, let_go: Callable[[], object] = lambda: None) -> in
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             let_go()
             code = 0 if run_job(directory) else 3
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()
+            if read_reserved(directory / VERDICT) is None:
+                write_reserved(directory / VERDICT, not_begun(error))
         finally:
             sys.stderr.flush()
             os._exit(code)

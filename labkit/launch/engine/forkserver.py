@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import processes
+from labkit.launch.engine.begun import not_begun
 from labkit.launch.engine.gpu_lock import GpuLocks, device_names
 from labkit.launch.engine.heap import fill_gaps
 from labkit.launch.failure.errors import Diagnosis
@@ -124,7 +125,7 @@ class Engine:
         except Exception as error:
             with contextlib.suppress(OSError):  # a full disk
                 traceback.print_exc()
-            self._refuse(job, _not_begun(error))
+            self._refuse(job, not_begun(error))
 
     def _begin(self, job: str) -> None:
         from labkit.launch.engine.agent import fork_job
@@ -222,11 +223,6 @@ def gpus_taken(by: str) -> Diagnosis:
     """Why a job was not begun. by: what `GpuLocks.take` says."""
     hint = "wait for it, choose other GPUs with CUDA_VISIBLE_DEVICES, or use backend='gloo' without GPUs"
     return Diagnosis("infrastructure", by, hint=hint)
-
-
-def _not_begun(error: Exception) -> Diagnosis:
-    summary = f"the job could not be started: {type(error).__name__}: {error}"
-    return Diagnosis("infrastructure", summary, hint="launch again; your code is not to blame")
 
 
 def main() -> None:
