@@ -385,3 +385,15 @@ def test_a_function_may_close_what_it_prints_to() -> None:
         return dist.get_rank()
 
     assert labkit.launch(closes, ranks=2).results == [0, 1]
+
+
+def test_ranks_of_one_machine_stay_on_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a cluster's modules name for jobs of several nodes; what `env` says is meant."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
+    client.shut_down()  # the next one has the variable
+    try:
+        assert labkit.launch(on_ranks.sum_of_ranks, 0.0, ranks=2).results[0].tolist() == [1.0] * 4
+        with pytest.raises(labkit.LaunchError, match="eth99"):
+            labkit.launch(on_ranks.sum_of_ranks, 0.0, ranks=2, env={"GLOO_SOCKET_IFNAME": "eth99"})
+    finally:
+        client.shut_down()
