@@ -34,6 +34,8 @@ class Here:
     session_target = "labkit.launch.engine.session_rank:serve"
 
     def plan(self, wanted: Wanted) -> tuple[Request, tuple[str, ...]]:
+        if wanted.queue is not None:
+            raise ValueError("queue is for ranks on several nodes of a cluster (nodes=): here nothing queues")
         env = {**({} if wanted.gpus else {"CUDA_VISIBLE_DEVICES": ""}), **wanted.env}
         backend = wanted.backend if wanted.gpus else "gloo"
         placement = hosts.choose_placement(wanted.ranks, backend, {**os.environ, **env})

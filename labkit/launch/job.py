@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from labkit.launch import render
-from labkit.launch.failure.errors import Diagnosis, LaunchError, error_for
+from labkit.launch.failure.errors import Diagnosis, LaunchError, NotNow, error_for
 from labkit.launch.handover.request import records_path, result_path
 from labkit.launch.handover.session_wire import interrupts_later
 from labkit.launch.names import readable, readable_text
@@ -31,16 +31,17 @@ Watcher = Callable[["Job"], None]
 class Job:
     """A function on ranks. All lists are indexed by rank.
 
-    results: what the function returned. output: what each rank printed. wall_seconds: from launch to the last
-    rank's end. record, and its parts collectives, spans, timeline and memory: what was recorded; times in
-    seconds since the first rank entered the function. They are complete once the job has finished; `wait`
-    raises a LaunchError otherwise. Several threads may look at it, and end it.
+    results: what the function returned; NotNow as long as it runs, and the job's error where it failed.
+    output: what each rank printed. wall_seconds: from launch to the last rank's end. record, and its parts
+    collectives, spans, timeline and memory: what was recorded; times in seconds since the first rank entered
+    the function. They are complete once the job has finished; `wait` raises a LaunchError otherwise. Several
+    threads may look at it, and end it.
     """
 
     def __init__(self, run: Run, notes: Sequence[str] = ()) -> None:
         self.run = run
         self.ranks, self.backend = run.request.ranks, run.request.backend
-        self.results: list[Any] = [None] * self.ranks
+        self._results: list[Any] = [None] * self.ranks
         self.record = Record(self.ranks, [], [], [], [])
         self.wall_seconds = 0.0
         self.error: LaunchError | None = None
@@ -51,6 +52,15 @@ class Job:
         self._lock = threading.RLock()  # of what goes with the job's directory when one thread collects it
         self._started = time.monotonic()
         weakref.finalize(self, run.abandon).atexit = False
+
+    @property
+    def results(self) -> list[Any]:
+        """What the function returned on each rank."""
+        if not self.poll():
+            raise NotNow("the job still runs and has no results yet: job.wait() waits for them")
+        if self.error is not None:
+            raise self.error
+        return self._results
 
     @property
     def output(self) -> list[str]:
@@ -206,7 +216,7 @@ class Job:
         for rank in range(self.ranks):
             try:
                 with open(result_path(self.run.directory, rank), "rb") as file:
-                    self.results[rank] = pickle.load(file)
+                    self._results[rank] = pickle.load(file)
             except Exception as error:
                 summary = f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
                 return Diagnosis("error", summary, rank, hint="return tensors, numbers, lists and dicts")
@@ -246,13 +256,20 @@ class Job:
         return [f"rank {rank} called {', '.join(f'{count} {op}' for op, count in made.items())}"]
 
 
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"a {type(value).__name__} (its text cannot be had: __repr__ raised {type(error).__name__})"
+
+
 def _short(value: Any, limit: int = 100) -> str:
-    text = " ".join(repr(value).split())
+    text = " ".join(_repr(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _long(value: Any, limit: int = 2000) -> str:
-    text = repr(value)
+    text = _repr(value)
     return text if len(text) <= limit else text[:limit] + " …"
 
 

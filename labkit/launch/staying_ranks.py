@@ -13,6 +13,7 @@ from typing import Self
 
 from labkit.launch.failed_ranks import REPLACED, FailedRanks
 from labkit.launch.failure.errors import Diagnosis, InfrastructureError, LaunchError, error_for
+from labkit.launch.failure.errors import NotNow as NotNow  # whose home this is for those who use a session
 from labkit.launch.handover.request import Wanted
 from labkit.launch.job import Job
 from labkit.launch.line import Line, RanksLost
@@ -21,10 +22,6 @@ from labkit.launch.place import Listener, Place
 _HELD = "Until the next cell the ranks that failed can be looked at with `%ranks debug`; the others wait."
 _INTERRUPTED = 3.0  # seconds that a cell of another thread gets to end when it is interrupted
 _ENDED = 30.0  # and when its ranks are ended: those of several nodes take longer than ours
-
-
-class NotNow(RuntimeError):
-    """What a session cannot do as it stands; the text says why."""
 
 
 class StayingRanks(ABC):

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import rank_functions as on_ranks
+import torch
+import torch.distributed as dist
 from waiting import wait_for_output
 
 import labkit
 from labkit import processes
 from labkit.launch import client
 from labkit.launch.engine.facts import read_verdict
-from labkit.launch.failure.errors import Diagnosis, InfrastructureError
+from labkit.launch.failure.errors import Diagnosis, InfrastructureError, JobTimeout, NotNow
 from labkit.launch.handover import results
 from labkit.launch.handover.directory import remove
 from labkit.launch.handover.request import REQUEST, VERDICT
@@ -315,3 +317,45 @@ def test_an_interrupt_that_finds_the_job_finished_is_told_all_the_same(
     assert caught.value.verdict == "interrupted"
     assert job.results == [0, 1]
     assert job.wait() is job
+
+
+def test_results_are_had_from_jobs_that_have_some() -> None:
+    job = labkit.launch(on_ranks.sleeps, ranks=2, wait=False)
+    with pytest.raises(NotNow, match=r"still runs .* job\.wait\(\)"):
+        _ = job.results
+    job.cancel()
+    with pytest.raises(labkit.LaunchError, match="was cancelled"):
+        _ = job.results
+
+
+def test_a_job_whose_result_has_no_text_can_be_shown() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise ValueError("no")
+
+    job = labkit.launch(Silent, ranks=1)
+    told = "a Silent (its text cannot be had: __repr__ raised ValueError)"
+    assert told in repr(job)
+    assert told in job._repr_html_()
+
+
+def test_a_rank_that_a_signal_stopped_is_said_to_be_stopped() -> None:
+    def stops() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with pytest.raises(JobTimeout, match="rank 1 was stopped by a signal"):
+        labkit.launch(stops, ranks=2, timeout=2)
+
+
+def test_a_message_from_oneself_is_told() -> None:
+    def receives() -> None:
+        dist.recv(torch.ones(3), dist.get_rank())
+
+    with pytest.raises(labkit.LaunchError, match="a rank cannot receive from itself"):
+        labkit.launch(receives, ranks=1)
+
+
+def test_a_place_in_a_queue_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match="nodes="):
+        labkit.launch(on_ranks.hello, ranks=1, queue=5)

@@ -62,6 +62,6 @@ def _leave(error: BaseException | None) -> NoReturn:
     with contextlib.suppress(BaseException):
         flush_what_fits()
         after = "" if error is None else f" after {type(error).__name__}: {error}"
-        told = f"labkit: process {os.getpid()}, which this code forked, came to its end{after}, and was ended there"
-        os.write(2, f"{told}: leave such a process with os._exit(0)\n".encode(errors="backslashreplace"))
+        told = f"labkit: process {os.getpid()}, which this code forked, came to its end{after}, and was ended"
+        os.write(2, f"{told} there: leave such a process with os._exit(0)\n".encode(errors="replace"))
     os._exit(0 if error is None else 1)

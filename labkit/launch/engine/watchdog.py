@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from labkit import processes
 from labkit.launch.engine.council import Council, write_verdict
 from labkit.launch.engine.ranks import SETTLED, Ranks, exit_of
 from labkit.launch.failure.diagnose import Exit, RankFacts, diagnose
@@ -106,7 +107,11 @@ class Watchdog:
             self._ranks.settle(pids)
         exits = [self._with_memory(exit_of(pid)) for pid in pids]
         self._ranks.write_stacks(pids, exits)
-        return self._ranks.facts(exits)
+        facts = self._ranks.facts(exits)
+        return [
+            replace(fact, stopped=fact.ended is None and processes.is_stopped(pid))
+            for fact, pid in zip(facts, pids, strict=True)
+        ]
 
     def _with_memory(self, ended: Exit | None) -> Exit | None:
         """A SIGKILL while the system counted a kill for want of memory was that kill."""

@@ -162,8 +162,8 @@ def _prepare(request: Request, rank: int) -> None:
 
 
 def _talk_within_the_machine(request: Request) -> None:
-    """Have gloo use the loopback where that reaches every rank, whatever a cluster has set for jobs of several
-    nodes. Else it looks up the machine's own name, and listens where others can reach it.
+    """Have gloo use the loopback where that reaches every rank, whatever a cluster has set for several nodes.
+    Else it looks up the machine's own name, and listens where others can reach it.
     """
     placed = STORE in os.environ  # by somebody who has told gloo too
     if request.nodes == 1 and not placed and "GLOO_SOCKET_IFNAME" not in request.env:

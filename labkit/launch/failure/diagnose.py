@@ -33,7 +33,8 @@ class RankFacts:
 
     end: what the rank itself wrote when its function ended ("state", and for a failure "type", "message",
     "frames", "kind", "time", "waiting", "joining"); None when it wrote nothing. ended: None for a rank that
-    the watchdog had to end. quiet: seconds since it last entered or left a call. printed: bytes.
+    the watchdog had to end. quiet: seconds since it last entered or left a call. printed: bytes. stopped:
+    whether a signal held its process up.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankFacts:
     stack: str = ""
     quiet: float = 0.0
     printed: int = 0
+    stopped: bool = False
 
     @property
     def failed(self) -> bool:
@@ -234,13 +236,19 @@ def _verdict(fact: RankFacts) -> tuple[str, str]:
             return "interrupted", ""
         if kind == "disk_full":
             return "infrastructure", "free some space on the disk of the temporary directory (TMPDIR)"
-        return "error", ""
+        return "error", words.ITSELF_HINT if _received_from_itself(fact) else ""
     assert fact.ended is not None
     if fact.ended.out_of_memory:
         return "out_of_memory", "use smaller tensors or fewer ranks"
     if fact.ended.signal == signal.SIGKILL:
         return "killed", "when nobody sent this signal, it was the system running out of memory"
     return ("killed", "") if fact.ended.signal else ("error", "")
+
+
+def _received_from_itself(fact: RankFacts) -> bool:
+    """Whether it failed in a message from itself, of which gloo says that a pair is not connected."""
+    wait, message = fact.state.wait, (fact.end or {}).get("message", "")
+    return wait is not None and wait.op == "recv" and wait.peer == fact.rank and "not connected" in message
 
 
 def _deadlock(facts: Sequence[RankFacts]) -> Diagnosis:
@@ -258,6 +266,8 @@ def _deadlock(facts: Sequence[RankFacts]) -> Diagnosis:
 
 
 def _deadline(facts: Sequence[RankFacts], timeout: float) -> Diagnosis:
+    if any(fact.stopped for fact in facts):
+        return _stopped(facts, timeout)
     states = [fact.state for fact in facts]
     if all(state.phase in ("waiting", "finished", "idle") for state in states) and is_stuck(states):
         return _deadlock(facts)
@@ -279,3 +289,11 @@ def _deadline(facts: Sequence[RankFacts], timeout: float) -> Diagnosis:
         summary += f", inside {inside}, where torch communicates by itself, and other ranks are not"
         hint = "every rank must come there, and as often: what it waits for does not come by itself"
     return Diagnosis("timeout", summary, busy[0].rank, reports, hint)
+
+
+def _stopped(facts: Sequence[RankFacts], timeout: float) -> Diagnosis:
+    numbers = [fact.rank for fact in facts if fact.stopped]
+    which = f"{words.ranks(numbers)} {'was' if len(numbers) == 1 else 'were'}"
+    summary = f"the job did not finish within {timeout:g} s: {which} stopped by a signal (SIGSTOP)"
+    hint = "a process that is stopped does nothing until it is sent SIGCONT: look for who sent the signal"
+    return Diagnosis("timeout", summary, numbers[0], tuple(_report(fact) for fact in facts), hint)

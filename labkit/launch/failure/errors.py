@@ -204,6 +204,10 @@ def _wrapped(line: str) -> str:
     )
 
 
+class NotNow(RuntimeError):
+    """What a session or a job cannot do as it stands; the text says why."""
+
+
 class RankError(LaunchError):
     """A rank raised an exception, or left before its function returned."""
 

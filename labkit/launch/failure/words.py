@@ -24,6 +24,11 @@ _UNPAIRED_HINT = (
 )
 _CROSSING_HINT = "a send waits until the other side receives: let one of the two receive first, or use isend"
 
+ITSELF_HINT = (
+    "a rank cannot receive from itself: on a group of one rank, or where the neighbour is the rank itself, "
+    "copy the tensor and send nothing"
+)
+
 MOST_NAMED = 16  # ranks, one by one
 MOST_TOLD = 8  # ranks with a sentence each
 
