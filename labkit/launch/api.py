@@ -14,8 +14,10 @@ from labkit.launch.handover.request import Wanted, is_whole
 from labkit.launch.here import Here
 from labkit.launch.job import Job
 from labkit.launch.live import watcher
+from labkit.mistakes import told_plainly
 
 
+@told_plainly
 def launch(
     fn: Callable[..., Any],
     *args: Any,
@@ -87,8 +89,9 @@ def _check_options(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         return
+    options = inspect.signature(launch).parameters.keys() - {"fn", "args", "kwargs"}
     for name in kwargs.keys() - takes.keys():
-        meant = difflib.get_close_matches(name, launch.__kwdefaults__ or (), n=1)
+        meant = difflib.get_close_matches(name, options, n=1)
         if meant:
             function = getattr(fn, "__name__", repr(fn))
             raise TypeError(f"{function}() takes no argument {name!r}; did you mean {meant[0]}=, of launch?")

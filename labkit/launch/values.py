@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from labkit.launch.handover.identity import rank_namespace
+from labkit.mistakes import told_plainly
 
 
 class Exchange(ABC):
     """What a session gives its ranks and takes from them. Errors are those of its `run` and `call`."""
 
+    @told_plainly
     def push(
         self, values: Mapping[str, Any], ranks: Sequence[int] | None = None, timeout: float = 60
     ) -> None:
@@ -24,6 +26,7 @@ class Exchange(ABC):
         check_names(values)
         self._give(values, ranks, timeout)
 
+    @told_plainly
     def pull(
         self, names: str | Sequence[str], ranks: Sequence[int] | None = None, timeout: float = 60
     ) -> list[Any]:
@@ -32,6 +35,7 @@ class Exchange(ABC):
         found = self._call(pulled, (asked,), {}, self._chosen(ranks), timeout)
         return [values[0] for values in found] if isinstance(names, str) else found
 
+    @told_plainly
     def scatter(self, name: str, whole: Any, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
         """Give each rank its part of a tensor, array or sequence under a name, consecutive and of one length.
 
@@ -41,6 +45,7 @@ class Exchange(ABC):
         for rank, part in zip(chosen, pieces(whole, len(chosen)), strict=True):
             self.push({name: part}, [rank], timeout)
 
+    @told_plainly
     def gather(self, name: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> Any:
         """The parts that ranks have under a name as one: `scatter` undone."""
         return joined(self.pull(name, ranks, timeout))
@@ -112,8 +117,11 @@ def joined(parts: Sequence[Any]) -> Any:
     return whole
 
 
-def check_names(values: Iterable[Any]) -> None:
-    """ValueError for what can be no name of a variable."""
+def check_names(values: object) -> None:
+    """TypeError for what is no dict, ValueError for what can be no name of a variable in one."""
+    if not isinstance(values, Mapping):
+        kind = type(values).__name__
+        raise TypeError(f"expected a dict of names and their values, such as {{'x': x}}, found {kind}")
     for name in values:
         if not (isinstance(name, str) and name.isidentifier()):
             raise ValueError(f"{name!r} is no name for a variable of the ranks")
