@@ -32,7 +32,7 @@ PRIVATE = (  # modules that use what a library keeps to itself
 NOT_PRIVATE = (  # in spite of the underscore
     *("_exit", "_getframe", "_debugmallocstats", "_asdict", "_fields", "_replace"),  # Python's, documented
     "_reconstructor",  # in pickles
-    "_repr_html_",  # what Jupyter asks of an object
+    *("_repr_html_", "_render_traceback_"),  # what Jupyter asks of an object, and of an exception
     *("_schema", "_cdata"),  # of an operator and a storage, read where torch hands these over
 )
 
