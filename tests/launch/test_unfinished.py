@@ -45,3 +45,28 @@ def test_a_job_that_stops_at_a_stub_fails_in_one_line() -> None:
     assert text.splitlines() == [text]
     assert STUB in text
     assert "In[11]:7" in text
+
+
+def test_a_name_of_an_exercise_whose_cell_was_not_run_says_which() -> None:
+    told = (
+        "NameError: name 'ring_all_reduce' is not defined. Run the cell of exercise 00.ring-all-reduce first."
+    )
+    assert explain(missing("ring_all_reduce"), ["", "ring_all_reduce(x)"]) == told
+    assert explain(missing("ring_all_reduce"), ["", 'check("00.ring-all-reduce", ring_all_reduce)']) == told
+    failed = ["", "1/0\ndef ring_all_reduce(x, group): ...", "ring_all_reduce(x)"]
+    assert "Cell In[1] should have made it" in explain(missing("ring_all_reduce"), failed)
+
+
+def test_a_name_that_exercises_share_is_looked_for_in_the_lesson_at_hand() -> None:
+    ids = "exercise 02.step-seconds or 10.measured-mfu first"
+    assert ids in explain(missing("seconds_per_step"), ["", "seconds_per_step()"])
+    cells = ["", 'labkit.check("10.straggler", find_stragglers)', "seconds_per_step()"]
+    assert "exercise 10.measured-mfu first" in explain(missing("seconds_per_step"), cells)
+
+
+def test_a_name_that_was_deleted_is_not_laid_to_the_cell_that_made_it() -> None:
+    for cells in (
+        ["", "ring = 0", "del ring", "draw(ring)"],
+        ["", "def ring(): ...", "del star, ring\ndraw(ring)"],
+    ):
+        assert "Cell In[2] deletes it: run cell In[1]" in explain(missing("ring"), cells)
