@@ -179,7 +179,11 @@ def test_deep_nesting_is_a_problem_of_that_cell():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "JSON"),
+        ("", "the file is empty"),
+        (" \n", "the file is empty"),
+        ("PK\x03\x04\udc94\udcff", "it is a zip; take the notebook out"),
+        ('{"cells": [{"source": "K = 6', "it is cut off; copy it again"),
+        ('{"cells": 3,}', "JSON"),
         ("[]", "list of at most"),
         ('{"cells": 3}', "list of at most"),
         ("[" * 100_000, "JSON"),

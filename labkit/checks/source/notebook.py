@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from labkit.checks.source.submission import Cell, Submission, collect
 LARGEST_NOTEBOOK = 64 * 2**20  # bytes
 MOST_CELLS = 5000
 HIGHEST_COUNT = 10**6
+_ZIP = b"PK\x03\x04"  # how every zip with something in it begins
 
 
 class BadNotebook(Exception):
@@ -31,12 +32,26 @@ def read_cells(path: Path) -> list[Cell]:
             raise BadNotebook(
                 f"{path.name}: expected a file of at most {LARGEST_NOTEBOOK} bytes, found {size}"
             )
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = path.read_bytes()
     except OSError as error:
         raise BadNotebook(f"{path.name} cannot be opened: {error.strerror}") from None
+    try:
+        notebook = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise BadNotebook(f"{path.name} is not a notebook: its JSON cannot be read ({error})") from None
-    return cells_of(data, path.name)
+        told = why_unreadable(data) or f"its JSON cannot be read ({error})"
+        raise BadNotebook(f"{path.name} is not a notebook: {told}") from None
+    return cells_of(notebook, path.name)
+
+
+def why_unreadable(data: bytes) -> str:
+    """What happened to a file that is no JSON, and what to do; "" where its bytes do not tell."""
+    if not data.strip():
+        return "the file is empty; copy it again, or save it again in JupyterLab"
+    if data.startswith(_ZIP):
+        return "it is a zip; take the notebook out of it"
+    if data.lstrip().startswith(b"{") and not data.rstrip().endswith(b"}"):
+        return "it is cut off; copy it again, or save it again in JupyterLab"
+    return ""
 
 
 def cells_of(notebook: Any, name: str = "the notebook") -> list[Cell]:
@@ -61,7 +76,18 @@ def cells_of(notebook: Any, name: str = "the notebook") -> list[Cell]:
 
 def cells_of_history(inputs: list[str]) -> list[Cell]:
     """The cells a kernel has executed, as they were typed, which is what is saved and graded."""
-    return [Cell(f"cell In [{i}]", source) for i, source in enumerate(inputs) if source.strip()]
+    return [Cell(label_of(i), source) for i, source in enumerate(inputs) if source.strip()]
+
+
+def label_of(count: int) -> str:
+    """A cell by the number that JupyterLab shows beside it."""
+    return f"cell In [{count}]"
+
+
+def names_of_notebook() -> Mapping[str, Any] | None:
+    """What the names of the running notebook stand for; None outside one."""
+    shell = _shell()
+    return None if shell is None else shell.user_ns
 
 
 def live_cells(made: object) -> list[Cell]:
@@ -116,7 +142,7 @@ def _executed(cell: dict[str, Any]) -> int:
 
 def _called(place: int, count: int, counts: Counter[int]) -> str:
     """A cell by the number shown beside it; one without, or with another's, by its place in the notebook."""
-    return f"cell In [{count}]" if count and counts[count] == 1 else f"cell {place}"
+    return label_of(count) if count and counts[count] == 1 else f"cell {place}"
 
 
 def _text(source: object) -> str:
