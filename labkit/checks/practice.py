@@ -4,20 +4,35 @@ throughout.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
 
 from labkit.checks import registry
 from labkit.checks.exercise import Exercise
+from labkit.checks.explained import explain
 from labkit.checks.files import RunRequest
+from labkit.checks.handed import about_other_origins, expect_what_is_asked_for
 from labkit.checks.hidden import rules
-from labkit.checks.jobs import JobFailure
+from labkit.checks.in_a_line import in_a_line
+from labkit.checks.jobs import CouldNotBeGraded, JobFailure, RunJob
 from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
-from labkit.checks.source.notebook import collect_exercise, live_cells, read_cells
-from labkit.checks.source.submission import Cell
+from labkit.checks.source.notebook import BadNotebook, collect_exercise, live_cells, read_cells
+from labkit.checks.source.submission import Cell, Submission
+from labkit.checks.waiting import WaitingLine
+
+if TYPE_CHECKING:
+    from labkit.launch import LaunchError
+    from labkit.launch.job import Watcher
 
 VISIBLE_SEED = (
     1  # the visible cases are the same on every run, so that a number seen once can be looked for again
@@ -29,40 +44,74 @@ def check(exercise_id: str, *made: object) -> Report:
 
     made: what the exercise asked for (a class, or functions), defined in this notebook. The source is
         collected from the cells executed so far, exactly as grading collects it from the saved notebook.
+
+    Raises TypeError for a call that cannot be meant, UnknownExercise for an id that is none, BadNotebook
+    where there is no source, and CouldNotBeGraded where it is this machine that failed.
     """
-    if not isinstance(exercise_id, str):
-        raise TypeError(
-            "expected the exercise's id first, in quotes, and then what you wrote, as in the check cell that "
-            f"is given; found {_named(exercise_id)}"
-        )
-    exercise = registry.exercise(exercise_id)
-    if len(made) != len(exercise.names):
-        raise TypeError(
-            f'expected check("{exercise_id}", {", ".join(exercise.names)}), '
-            f"found {', '.join(map(_named, made)) or 'nothing'} behind the id"
-        )
-    report = check_cells(exercise, live_cells(made[0]))
+    with in_a_line(TypeError, registry.UnknownExercise, BadNotebook):
+        exercise = _asked_for(exercise_id, made)
+        cells = live_cells(made[0])
+    submission = collect_exercise(cells, exercise)
+    with in_a_line(CouldNotBeGraded), contextlib.closing(WaitingLine(exercise_id)) as line:
+        report = _checked(exercise, submission, _run_and_tell(line))
+    report.notes[:0] = about_other_origins(exercise, made, submission)
     scores = Scores.of_this_kernel()
     scores.keep(report)
     report.notes += about_earlier(exercise, report, scores.reports)
     return report
 
 
-def _named(thing: object) -> str:
-    """Something that was handed over, by its name where it has one."""
-    return str(getattr(thing, "__name__", repr(thing)))[:80]
+def _asked_for(exercise_id: str, made: Sequence[object]) -> Exercise:
+    if not isinstance(exercise_id, str):
+        raise TypeError(
+            "expected the exercise's id first, in quotes, and then what you wrote, as in the check cell that "
+            f"is given; found {getattr(exercise_id, '__name__', repr(exercise_id))[:80]}"
+        )
+    exercise = registry.exercise(exercise_id)
+    expect_what_is_asked_for(exercise, made)
+    return exercise
+
+
+def _run_and_tell(line: WaitingLine) -> RunJob:
+    """`run_on_host`, and a line on what it waits for."""
+    return lambda directory, request: run_on_host(
+        directory, request, watch=line.watcher(request.ranks, request.timeout)
+    )
 
 
 def check_cells(exercise: Exercise, cells: list[Cell]) -> Report:
     """The visible cases of one exercise, for code given as cells."""
-    submission = collect_exercise(cells, exercise)
-    report = judge_exercise(exercise, exercise.cases(VISIBLE_SEED), submission, submission, run_on_host)
+    return _checked(exercise, collect_exercise(cells, exercise), run_on_host)
+
+
+def _checked(exercise: Exercise, submission: Submission, run_job: RunJob) -> Report:
+    with _room_for_files():
+        report = judge_exercise(exercise, exercise.cases(VISIBLE_SEED), submission, submission, run_job)
     told = rules(exercise, registry.exercises(exercise.lesson))
     if report.verdict == "not_attempted":
         report.notes += submission.notes
     elif not report.passed:
         report.notes += [*([told] if told else []), *submission.notes]
+        explain(report, exercise, submission)
     return report
+
+
+@contextlib.contextmanager
+def _room_for_files() -> Iterator[None]:
+    """CouldNotBeGraded where what the ranks are handed finds no room on the disk."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if not _lacks_room(error):
+            raise
+        told = f"there is no room for the check's files in {tempfile.gettempdir()}"
+        hint = "free some space there, or set TMPDIR to a directory with room"
+        raise CouldNotBeGraded(f"{told}: {hint}") from error
+
+
+def _lacks_room(error: Exception) -> bool:
+    """Whether a disk is full, or somebody's part of it; safetensors has nothing but a text to know it by."""
+    return any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def about_earlier(exercise: Exercise, report: Report, reports: Mapping[str, Report]) -> list[str]:
@@ -119,31 +168,46 @@ def exercises_of(path: Path) -> tuple[Exercise, ...]:
 
 
 def run_on_host(
-    directory: Path, request: RunRequest, backend: str = "gloo", device: str = ""
+    directory: Path,
+    request: RunRequest,
+    backend: str = "gloo",
+    device: str = "",
+    watch: Watcher | None = None,
 ) -> JobFailure | None:
     """Run a request as a job of `labkit.launch`, and say how it failed if it did.
 
-    device: as `run_rank` takes it. An interrupt is no failure: JobCancelled says where ranks were.
+    device: as `run_rank` takes it. watch: as `Job.wait` takes it. An interrupt is no failure: JobCancelled
+    says where ranks were.
     """
     from labkit.checks.execute import run_rank
     from labkit.launch import LaunchError
     from labkit.launch.api import start
     from labkit.launch.handover.request import Wanted
 
+    imports = [run_rank.__module__, registry.module_of(request.exercise)]
+    # Ranks on the CPU leave the GPUs alone: to wake CUDA takes each of them seconds.
+    gpus = bool(device) or backend == "nccl"
+    # What a rank keeps in a temporary folder goes with the check's own, also when the rank is ended.
+    env = {"TMPDIR": str(directory)}
     try:
-        imports = [run_rank.__module__, registry.module_of(request.exercise)]
-        # Ranks on the CPU leave the GPUs alone: to wake CUDA takes each of them seconds.
-        gpus = bool(device) or backend == "nccl"
-        # What a rank keeps in a temporary folder goes with the check's own, also when the rank is ended.
-        env = {"TMPDIR": str(directory)}
         wanted = Wanted(request.ranks, backend, request.timeout, env=env, imports=imports, gpus=gpus)
-        start(run_rank, (str(directory), device), wanted=wanted).wait()
+        job = start(run_rank, (str(directory), device), wanted=wanted)
     except LaunchError as error:
-        if error.diagnosis.reason == "interrupted":  # by the person, who waits for no other case either
-            raise
-        verdict = "could_not_be_graded" if error.verdict == "infrastructure" else error.verdict
-        return JobFailure(verdict, str(error))
+        return _failure(error)
+    except (OSError, ValueError) as error:  # what is asked for is right: a folder or a setting here is not
+        return JobFailure("could_not_be_graded", str(error))
+    try:
+        job.wait(watch)
+    except LaunchError as error:
+        return _failure(error)
     return None
+
+
+def _failure(error: LaunchError) -> JobFailure:
+    if error.diagnosis.reason == "interrupted":  # by the person, who waits for no other case either
+        raise error
+    machines = error.verdict == "infrastructure" or _lacks_room(error)
+    return JobFailure("could_not_be_graded" if machines else error.verdict, str(error))
 
 
 class Scores:

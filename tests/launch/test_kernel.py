@@ -144,6 +144,18 @@ def test_interrupting_a_launch(kernel: Kernel) -> None:
     assert "5" in kernel.text("labkit.launch(lambda: 5, ranks=2)")
 
 
+def test_a_check_says_what_it_waits_for(kernel: Kernel) -> None:
+    """A loop that does not end is ended at the cases' deadline, which nobody would wait for in the dark."""
+    source = (
+        "def bus_bandwidth(**given):\n    while True: pass\nlabkit.check('00.bus-bandwidth', bus_bandwidth)"
+    )
+    shown = kernel.run(source, interrupt_when="s so far; on 1 rank for")
+    assert [output["kind"] for output in shown] == ["update_display_data", "error"]
+    assert shown[0]["data"]["text/plain"].startswith("00.bus-bandwidth: ")
+    assert "so far" not in shown[0]["data"]["text/plain"]
+    assert shown[1]["ename"] == "JobCancelled"
+
+
 def test_interrupting_a_cell_keeps_its_variables(kernel: Kernel) -> None:
     kernel.run("%%ranks 2\nkept = 11")
     text = kernel.text("%%ranks\nimport time\nprint('ready')\ntime.sleep(1000)", interrupt_when="ready")
