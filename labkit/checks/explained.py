@@ -29,6 +29,7 @@ def explain(report: Report, exercise: Exercise, submission: Submission) -> None:
     texts = [*stops, *(row.seen for row in report.rows)]
     report.rows = [_without_cause(row, report) for row in report.rows]
     told = [note for error, note in _MORE.items() if any(error in text for text in texts)]
+    told += _of_generators(report, exercise, submission)
     report.notes[:0] = [*_of_calls(stops, exercise, submission), *told]
 
 
@@ -49,15 +50,28 @@ def _of_calls(stops: list[str], exercise: Exercise, submission: Submission) -> I
         )
 
 
+def _of_generators(report: Report, exercise: Exercise, submission: Submission) -> Iterator[str]:
+    """On functions with a `yield`, where a tuple was seen of what it gave."""
+    if any("tuple (" in row.seen for row in report.rows):
+        for name in exercise.names:
+            function = _function(name, submission)
+            if function and any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function)):
+                yield f"{name} has a yield: it returns a generator, whose items are read as a tuple"
+
+
 def _written(called: str, submission: Submission) -> str:
     """A function as it is written, "f(a, b)"; "" where no cell defines it as a function."""
+    function = _function(called, submission)
+    return f"{called}({ast.unparse(function.args)})" if function else ""
+
+
+def _function(called: str, submission: Submission) -> ast.FunctionDef | None:
+    """The last function of this name, or method, "Class.method"; None where it is none, or something else."""
     name, _, method = called.partition(".")
     for statement in reversed(submission.statements):
         if name in statement.defines:
             node: ast.stmt | None = parse(submission.sources[statement.cell]).body[statement.index]
             if method and isinstance(node, ast.ClassDef):
                 node = next((n for n in node.body if getattr(n, "name", "") == method), None)
-            if isinstance(node, ast.FunctionDef):
-                return f"{called}({ast.unparse(node.args)})"
-            return ""
-    return ""
+            return node if isinstance(node, ast.FunctionDef) else None
+    return None

@@ -21,6 +21,8 @@ LAYER = registry.exercise("06.copy-to-tensor-parallel")
         ),
         ("def bus_bandwidth(): return 1", "and yours is bus_bandwidth(): leave"),
         ("bus_bandwidth = max", ""),
+        ("def bus_bandwidth(**more): yield 1", "bus_bandwidth has a yield: it returns a generator"),
+        ("def bus_bandwidth(**more): return (1,)", ""),
         ("def bus_bandwidth(num_bytes, **more): return input()", "input() cannot ask anybody on a rank"),
         ("def bus_bandwidth(**more): raise MemoryError", "A MemoryError without words"),
         ("def other(a): ...\ndef bus_bandwidth(**more): return bus_bandwidth(1)", ""),
