@@ -308,6 +308,7 @@ def _clip_cases(seed: int) -> list[Case]:
     most = Random(f"07/clip/{seed}").choice([0.1, 1.5, 4.0])
     return [
         clip_case("unseen: other bound", "values", 4, seed, max_norm=most),
+        clip_case("unseen: hardly above", "values", 2, seed, max_norm=most, above=1.004),
         clip_case("unseen: small", "small", 4, seed, scale=0.02),
         clip_case("unseen: missing", "missing", 4, seed, max_norm=most),
         clip_case(

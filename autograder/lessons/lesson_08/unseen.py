@@ -343,6 +343,7 @@ def _norm(seed: int) -> list[Case]:
         norm_case(
             "unseen: small norm", "values", 3, seed, totals=[3, 6], max_norm=50.0, calls=draw.randint(1, 4)
         ),
+        norm_case("unseen: hardly above", "values", 3, seed, totals=[9, 6], above=1.004),
         norm_case("unseen: padded", "padded", 4, seed, totals=[4 * t + 1 for t in totals]),
         norm_case("unseen: whole ones", "replicated", 4, seed, replicated=totals, max_norm=1.5),
         norm_case(

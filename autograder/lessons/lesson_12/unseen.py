@@ -294,6 +294,7 @@ def _reduce_cases(seed: int) -> list[Case]:
         reduce_case(
             "unseen: missing", "missing", 2, 2, seed, missing=gone, zero={"shared.1": [0]}, turned="last"
         ),
+        reduce_case("unseen: alone", "missing", 1, 1, seed, missing={"shared.1": [0], "experts.0": [0]}),
         reduce_case("unseen: without shared ones", "missing", 2, 2, seed, without="shared"),
         reduce_case("unseen: two jobs", "subgroup", 1, 2, seed, jobs=2),
         reduce_case(
@@ -324,6 +325,7 @@ def _clip_cases(seed: int) -> list[Case]:
     return [
         clip_case("unseen: two over three", "values", 2, 3, seed, max_norm=most, buffer=True),
         clip_case("unseen: float32", "values", 2, 2, seed, max_norm=most, dtype="float32"),
+        clip_case("unseen: hardly above", "values", 1, 2, seed, max_norm=most, above=1.004),
         clip_case("unseen: small", "small", 3, 1, seed, scale=0.02),
         clip_case("unseen: no bound", "small", 1, 2, seed, max_norm=math.inf),
         clip_case("unseen: nothing, a bound of 0", "small", 2, 2, seed, scale=0.0, max_norm=0.0),

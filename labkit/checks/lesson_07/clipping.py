@@ -54,6 +54,9 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """
     scale, groups = case.params.get("scale", 1.0), len(groups_of(case))
     found = {n: scale * drawn(case, generator, groups, *shape) for n, shape in (CUT | WHOLE).items()}
+    if "above" in case.params:  # the norm, over the bound
+        norm = torch.stack([gradient.double().square().sum() for gradient in found.values()]).sum().sqrt()
+        found = {n: case.params["above"] * case.params["max_norm"] / norm * g for n, g in found.items()}
     return found | {name: WIDE * found[name].float() for name in case.params.get("wide", [])}
 
 

@@ -43,6 +43,11 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     for index in range(len(case.params["replicated"])):
         numel = math.prod(_shape(case, index))
         found[f"whole.{index}"] = scale * drawn(case, generator, groups, numel)
+    if "above" in case.params:
+        gradients = [tensor for name, tensor in found.items() if not name.startswith("padding.")]
+        norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        factor = case.params["above"] * case.params["max_norm"] / norm
+        return {name: factor * tensor for name, tensor in found.items()}
     return found
 
 
@@ -248,9 +253,9 @@ def one_small_all_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 def norm_case(name: str, kind: str, ranks: int, seed: int, **params: Any) -> Case:
     """totals: elements of each flat tensor; replicated: of each whole parameter, or its shape; max_norm;
-    scale: of the gradients; no_number: how many at the start of each flat tensor are nan; transposed: which
-    of the whole parameters have gradients whose dimensions lie in memory the other way round; in_one: whether
-    all gradients lie in one flat tensor; calls: how often one clips.
+    scale: of the gradients; above: their norm, over the bound; no_number: how many at the start of each flat
+    tensor are nan; transposed: which of the whole parameters have gradients whose dimensions lie in memory
+    the other way round; in_one: whether all gradients lie in one flat tensor; calls: how often one clips.
     """
     # Sums that are not precise cost the norm and what is clipped by it, and not every other property too.
     dtype = "float64" if kind == "values" else "float32"

@@ -30,11 +30,11 @@ SHAPES: Shapes = {"shared": ((6,), (2, 5)), "experts": ((4, 3), (5,))}
 
 
 def clip_case(name: str, kind: str, copies: int, spread: int, seed: int, **params: Any) -> Case:
-    """scale: of the gradients. missing: "KIND.NUMBER" -> the places along a copy's ranks where it is None.
-    frozen: the ranks on which it does not ask for a gradient. without: the kind of which the model has no
-    parameters. bare: the places along a copy's ranks that have no experts. buffer: gradients are views of
-    one buffer. earlier: the parameters that had no gradient in an earlier call. tuples, after_alone, turned,
-    dtypes: as for `reduce_case`.
+    """scale: of the gradients. above: their norm, over the bound. missing: "KIND.NUMBER" -> the places along
+    a copy's ranks where it is None. frozen: the ranks on which it does not ask for a gradient. without: the
+    kind of which the model has no parameters. bare: the places along a copy's ranks that have no experts.
+    buffer: gradients are views of one buffer. earlier: the parameters that had no gradient in an earlier
+    call. tuples, after_alone, turned, dtypes: as for `reduce_case`.
     """
     return grid_case(name, kind, copies, spread, seed, **{"max_norm": 1.5, **params})
 
@@ -110,6 +110,9 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
             shape = _shapes(case, rank)[kind][int(number)]
             fresh = (scale * drawn(case, generator, *shape)).to(dtype_of_gradient(case, name))
             inputs[f"{name}.{rank}"] = fresh if known is None else known.clone()
+    if "above" in case.params:
+        factor = case.params["above"] * case.params["max_norm"] / _norm(case, inputs, 0).item()
+        return {name: factor * gradient for name, gradient in inputs.items()}
     return inputs
 
 
@@ -148,17 +151,18 @@ def _clip(rank: Rank) -> None:
 # -- judges
 
 
-def _norm(evidence: Evidence, rank: int) -> Tensor:
+def _norm(case: Case, inputs: Inputs, rank: int) -> Tensor:
     """Of the whole model's gradient: what every rank has once, and each expert of one copy once."""
-    spread = seats_of(evidence.case, rank).spread
-    owned = [(name, rank) for name in _names(evidence.case, rank) if name.startswith("shared")]
-    owned += [(n, r) for r in spread for n in _names(evidence.case, r) if n.startswith("experts")]
-    squares = [evidence.inputs[f"{name}.{owner}"].double().square().sum() for name, owner in owned]
+    spread = seats_of(case, rank).spread
+    owned = [(name, rank) for name in _names(case, rank) if name.startswith("shared")]
+    owned += [(n, r) for r in spread for n in _names(case, r) if n.startswith("experts")]
+    squares = [inputs[f"{name}.{owner}"].double().square().sum() for name, owner in owned]
     return torch.stack(squares).sum().sqrt()
 
 
 def _right_norm(evidence: Evidence, answer: RankAnswer) -> Finding:
-    expected, seen = _norm(evidence, answer.rank), answer.tensors.get("norm", torch.tensor(torch.nan))
+    expected = _norm(evidence.case, evidence.inputs, answer.rank)
+    seen = answer.tensors.get("norm", torch.tensor(torch.nan))
     close = torch.allclose(expected, seen.double(), rtol=1e-4 if evidence.case.params.get("dtype") else 1e-5)
     told = f"norm {expected.item():.6g}: every number of the model once"
     return Finding(close, told, f"{seen.item():.6g}", answer.rank)
@@ -166,7 +170,8 @@ def _right_norm(evidence: Evidence, answer: RankAnswer) -> Finding:
 
 def _scaled(evidence: Evidence) -> Iterator[Finding]:
     for answer in evidence.answers:
-        norm, most = _norm(evidence, answer.rank).item(), evidence.case.params["max_norm"]
+        norm = _norm(evidence.case, evidence.inputs, answer.rank).item()
+        most = evidence.case.params["max_norm"]
         factor = most / norm if norm > most else 1.0
         for name in _names(evidence.case, answer.rank):
             gradient = evidence.inputs[f"{name}.{answer.rank}"]
