@@ -1,12 +1,13 @@
 """What a notebook shows of errors: of what labkit refuses in words, the line that asked for it and the words.
 
-Pages of labkit's own source say no more about a wrong argument than the last line does.
+Pages of labkit's own source say no more about a wrong argument than the last line does. Programs see all.
 """
 
 from __future__ import annotations
 
 import dis
 import os
+import textwrap
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
@@ -14,15 +15,15 @@ from types import TracebackType
 from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import unfinished
+from labkit.record.lines import is_library_file
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
-# Not SyntaxError and its like, which IPython shows in ways of its own.
-_KINDS = (NameError, NotImplementedError, ValueError, TypeError, LookupError, RuntimeError, OSError)
+_WIDTH = 104  # characters in a line beside JupyterLab's file browser; it breaks longer ones inside a word
 
 
 def install(shell: InteractiveShell) -> None:
     """Have `shell` show less of these; all others keep their tracebacks."""
-    shell.set_custom_exc((*_KINDS, AttributeError, ImportError), _show)
+    shell.set_custom_exc((Exception,), _show)
 
 
 def uninstall(shell: InteractiveShell) -> None:
@@ -39,24 +40,35 @@ def _show(
 ) -> None:
     if isinstance(error, NameError | NotImplementedError):
         unfinished.shorten(error, shell.user_ns.get("In", []))
-    callers = up_to_the_call(traceback)
+    callers = up_to_the_call(traceback, error)
     if callers is not None:
         error.__cause__ = None  # whose frames are labkit's, too
-    shown = (kind, error, callers or traceback)
-    shell.showtraceback(shown, tb_offset=tb_offset, running_compiled_code=True)
+        if not isinstance(error, SyntaxError) and not hasattr(error, "_render_traceback_"):
+            *frames, told = shell.InteractiveTB.structured_traceback(kind, error, callers, tb_offset)
+            if kind is KeyError:
+                told = told.replace(str(error), str(error.args[0]))  # its own text is in quotes
+            lines = [*frames, *_wrapped(told)]
+            error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython's own hook
+    # Of a SyntaxError IPython shows frames if it is told that code ran: none did where a cell is no Python.
+    ran = callers is None and not all(map(_is_librarys, _all(traceback)))
+    shell.showtraceback((kind, error, callers or traceback), tb_offset=tb_offset, running_compiled_code=ran)
 
 
-def up_to_the_call(traceback: TracebackType) -> TracebackType | None:
-    """Its frames down to the line that called labkit, if it ends at a `raise` of labkit's own; else None.
+def up_to_the_call(traceback: TracebackType, error: BaseException) -> TracebackType | None:
+    """Its frames down to the line that called labkit, if labkit has something to say of the call; else None.
 
-    Other errors in labkit's code are mistakes of labkit's: where they were made matters.
+    So it has where it ends at a `raise` of labkit's own. What the system refuses, and what is no Python, may
+    be told by any library that labkit called. Other errors are mistakes of labkit's: where they were made
+    matters.
     """
-    frames = [traceback]
-    while (inner := frames[-1].tb_next) is not None:
-        frames.append(inner)
-    if not (_is_ours(frames[-1]) and _is_raise(frames[-1])):
-        return None
+    frames = _all(traceback)
     callers = list(takewhile(lambda frame: not _is_ours(frame), frames))
+    if isinstance(error, OSError | SyntaxError):
+        meant = len(callers) < len(frames) and all(map(_is_librarys, frames[len(callers) :]))
+    else:
+        meant = _is_ours(frames[-1]) and _is_raise(frames[-1])
+    if not meant:
+        return None
     while len(callers) > 1 and callers[-1].tb_frame.f_code.co_filename == "<string>":
         callers.pop()  # the `__init__` that a dataclass of ours has been given
     cut = None
@@ -65,9 +77,30 @@ def up_to_the_call(traceback: TracebackType) -> TracebackType | None:
     return cut
 
 
+def _all(traceback: TracebackType) -> list[TracebackType]:
+    frames = [traceback]
+    while (inner := frames[-1].tb_next) is not None:
+        frames.append(inner)
+    return frames
+
+
 def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith(_OURS)
 
 
+def _is_librarys(frame: TracebackType) -> bool:
+    return is_library_file(frame.tb_frame.f_code.co_filename)
+
+
 def _is_raise(frame: TracebackType) -> bool:
     return dis.opname[frame.tb_frame.f_code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
+
+
+def _wrapped(text: str) -> list[str]:
+    return [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(
+            line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    ]

@@ -22,11 +22,10 @@ from labkit.checks.explained import explain
 from labkit.checks.files import RunRequest
 from labkit.checks.handed import about_other_origins, expect_what_is_asked_for
 from labkit.checks.hidden import rules
-from labkit.checks.in_a_line import in_a_line
 from labkit.checks.jobs import CouldNotBeGraded, JobFailure, RunJob
 from labkit.checks.judge import judge_exercise
 from labkit.checks.report import PropertyResult, Report
-from labkit.checks.source.notebook import BadNotebook, collect_exercise, live_cells, read_cells
+from labkit.checks.source.notebook import collect_exercise, live_cells, read_cells
 from labkit.checks.source.submission import Cell, Submission
 from labkit.checks.waiting import WaitingLine
 
@@ -48,11 +47,9 @@ def check(exercise_id: str, *made: object) -> Report:
     Raises TypeError for a call that cannot be meant, UnknownExercise for an id that is none, BadNotebook
     where there is no source, and CouldNotBeGraded where it is this machine that failed.
     """
-    with in_a_line(TypeError, registry.UnknownExercise, BadNotebook):
-        exercise = _asked_for(exercise_id, made)
-        cells = live_cells(made[0])
-    submission = collect_exercise(cells, exercise)
-    with in_a_line(CouldNotBeGraded), contextlib.closing(WaitingLine(exercise_id)) as line:
+    exercise = _asked_for(exercise_id, made)
+    submission = collect_exercise(live_cells(made[0]), exercise)
+    with contextlib.closing(WaitingLine(exercise_id)) as line:
         report = _checked(exercise, submission, _run_and_tell(line))
     report.notes[:0] = about_other_origins(exercise, made, submission)
     scores = Scores.of_this_kernel()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.checks import registry
-from labkit.checks.in_a_line import in_a_line
 from labkit.checks.practice import Scores
 from labkit.checks.report import Report
 from labkit.show.html import render
@@ -66,10 +65,9 @@ def score(exercise_id: str, property_name: str) -> Score:
     """The points the latest check of this kernel gave a property; 0 when there was none. KeyError where there
     is no such exercise or property.
     """
-    with in_a_line(TypeError, KeyError):
-        if not isinstance(exercise_id, str):
-            raise TypeError(f"expected an exercise's id in quotes, found {exercise_id!r}")
-        rule = registry.exercise(exercise_id).property(property_name)
+    if not isinstance(exercise_id, str):
+        raise TypeError(f"expected an exercise's id in quotes, found {exercise_id!r}")
+    rule = registry.exercise(exercise_id).property(property_name)
     row = Scores.of_this_kernel().row(exercise_id, property_name)
     return Score(exercise_id, property_name, row.points if row else 0, rule.points, row is not None)
 
@@ -78,11 +76,10 @@ def scoreboard(lesson: str = "") -> Scoreboard:
     """All exercises of a lesson (its two digits); without one, of every lesson checked in this kernel.
     KeyError where there is no such lesson.
     """
+    if not isinstance(lesson, str):
+        raise TypeError(
+            f'expected a lesson\'s two digits in quotes, as in scoreboard("06"), found {lesson!r}'
+        )
     kept = Scores.of_this_kernel().reports
-    with in_a_line(TypeError, KeyError):
-        if not isinstance(lesson, str):
-            raise TypeError(
-                f'expected a lesson\'s two digits in quotes, as in scoreboard("06"), found {lesson!r}'
-            )
-        numbers = [lesson] if lesson else sorted({name[:2] for name in kept})
-        return Scoreboard({e.id: kept.get(e.id) for number in numbers for e in registry.exercises(number)})
+    numbers = [lesson] if lesson else sorted({name[:2] for name in kept})
+    return Scoreboard({e.id: kept.get(e.id) for number in numbers for e in registry.exercises(number)})

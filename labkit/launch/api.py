@@ -14,10 +14,8 @@ from labkit.launch.handover.request import Wanted, is_whole
 from labkit.launch.here import Here
 from labkit.launch.job import Job
 from labkit.launch.live import watcher
-from labkit.mistakes import told_plainly
 
 
-@told_plainly
 def launch(
     fn: Callable[..., Any],
     *args: Any,

@@ -20,7 +20,6 @@ from labkit.launch.names import readable, readable_text
 from labkit.launch.output import Outputs
 from labkit.launch.place import Run
 from labkit.launch.screen import QueueLine
-from labkit.mistakes import told_plainly
 from labkit.record.events import Collective, MemoryUse, Span
 from labkit.record.files import Record, read_records
 
@@ -55,7 +54,6 @@ class Job:
         weakref.finalize(self, run.abandon).atexit = False
 
     @property
-    @told_plainly
     def results(self) -> list[Any]:
         """What the function returned on each rank."""
         if not self.poll():

@@ -23,7 +23,6 @@ from labkit.launch.handover.request import Wanted, check_timeout, records_path, 
 from labkit.launch.place import Place
 from labkit.launch.staying_ranks import NotNow, StayingRanks
 from labkit.launch.values import Exchange
-from labkit.mistakes import told_plainly
 from labkit.record.agreement import Ledger
 from labkit.record.files import Record, read_records
 
@@ -50,7 +49,6 @@ class Session(StayingRanks, Exchange):
         state = "alive" if self.alive else "stopped"
         return f"Session of {self.ranks} ranks ({self.backend}), {state}"
 
-    @told_plainly
     def run(
         self, source: str, *, watch: CellWatcher | None = None, **options: Unpack[CellOptions]
     ) -> CellResult:
@@ -63,7 +61,6 @@ class Session(StayingRanks, Exchange):
         with self._to_itself():
             return self._perform(cell, *self._prepare(cell), watch)
 
-    @told_plainly
     def run_async(self, source: str, **options: Unpack[CellOptions]) -> RunningCell:
         """As `run`, without waiting: names are taken as they are now, errors come with `result()`."""
         cell = Cell(source, **options)
@@ -111,7 +108,6 @@ class Session(StayingRanks, Exchange):
             told = Diagnosis("error", problem.refusal.why, hint=problem.refusal.hint)
             raise error_for(told, []) from None
 
-    @told_plainly
     def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60, **kwargs: Any) -> list[Any]:
         """`function(*args, **kwargs)` on every rank; what each returned."""
         return self._call(function, args, kwargs, range(self.ranks), timeout)
@@ -137,7 +133,6 @@ class Session(StayingRanks, Exchange):
                 for path in paths:  # up to half a GiB each, until the next call or the session's end
                     path.unlink(missing_ok=True)
 
-    @told_plainly
     def debug(self, rank: int | None = None, command: str | None = None) -> str:
         """What pdb says to a command ("w", "p x", "u") in the frames where a rank (None: the first) failed.
 
@@ -155,7 +150,6 @@ class Session(StayingRanks, Exchange):
                 self._failed = None
                 raise
 
-    @told_plainly
     def record(self) -> Record:
         """What the ranks did in the last cell or call, those that had it; times from its start.
 
@@ -262,7 +256,6 @@ class Session(StayingRanks, Exchange):
         return result_of(ranks, answers, job.new_output(list(positions)), job.nodes)
 
 
-@told_plainly
 def session(
     ranks: int | None = None,
     backend: str | None = None,

@@ -9,13 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 from labkit.launch.handover.identity import rank_namespace
-from labkit.mistakes import told_plainly
 
 
 class Exchange(ABC):
     """What a session gives its ranks and takes from them. Errors are those of its `run` and `call`."""
 
-    @told_plainly
     def push(
         self, values: Mapping[str, Any], ranks: Sequence[int] | None = None, timeout: float = 60
     ) -> None:
@@ -26,7 +24,6 @@ class Exchange(ABC):
         check_names(values)
         self._give(values, ranks, timeout)
 
-    @told_plainly
     def pull(
         self, names: str | Sequence[str], ranks: Sequence[int] | None = None, timeout: float = 60
     ) -> list[Any]:
@@ -35,7 +32,6 @@ class Exchange(ABC):
         found = self._call(pulled, (asked,), {}, self._chosen(ranks), timeout)
         return [values[0] for values in found] if isinstance(names, str) else found
 
-    @told_plainly
     def scatter(self, name: str, whole: Any, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
         """Give each rank its part of a tensor, array or sequence under a name, consecutive and of one length.
 
@@ -45,7 +41,6 @@ class Exchange(ABC):
         for rank, part in zip(chosen, pieces(whole, len(chosen)), strict=True):
             self.push({name: part}, [rank], timeout)
 
-    @told_plainly
     def gather(self, name: str, ranks: Sequence[int] | None = None, timeout: float = 60) -> Any:
         """The parts that ranks have under a name as one: `scatter` undone."""
         return joined(self.pull(name, ranks, timeout))
