@@ -31,11 +31,12 @@ class Screen:
         now = time.monotonic()
         if html == self._drawn or (not final and now - self._when < _REDRAW_EVERY):
             return
-        from IPython.display import display  # half a second that scripts need not wait
+        from IPython.display import DisplayHandle  # half a second that scripts need not wait
 
         data = {"text/html": html, "text/plain": text}
         if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)
+            self._handle = DisplayHandle()  # known before it is shown: an interrupt may come in between
+            self._handle.display(data, raw=True)
         else:
             self._handle.update(data, raw=True)
         self._drawn, self._when = html, now
