@@ -31,6 +31,7 @@ def _ring_cases(seed: int) -> list[Case]:
         case(4, [12], "subgroup", groups=[[0, 3], [1, 2]]),
         case(5, [5 * draw.randint(40, 60)], "counted"),
         case(5, [draw.randint(1, 4)], "uneven-sizes"),
+        case(5, [5 * draw.randint(1, 3)], "uneven-sizes"),  # few for each, and nothing to be filled up
         case(5, [24], "subgroup", groups=[[1, 3, 4], [0, 2]]),
         case(2, [draw.randint(150_000, 300_000), 2], "large-tensors"),
         case(2, [40], "any-dtype", dtype="int32", after="float32"),
@@ -65,7 +66,12 @@ def _power(draw: Random, low: int, high: int) -> float:
     return float(f"{draw.randint(101, 999)}e{draw.randint(low, high - 1) - 2}")
 
 
-def _seconds_row(num_bytes: int, world_size: int, alpha: float, beta: float) -> Row:
+def _and_a_half(draw: Random) -> float:
+    """Bytes of which half of one can still be seen."""
+    return draw.randint(10**2, 10**5) + 0.5
+
+
+def _seconds_row(num_bytes: float, world_size: int, alpha: float, beta: float) -> Row:
     """2(n-1) alpha + 2(n-1)/n S beta, in exact arithmetic until the end."""
     n, size = Fraction(world_size), Fraction(num_bytes)
     value = 2 * (n - 1) * Fraction(alpha) + 2 * (n - 1) / n * size * Fraction(beta)
@@ -93,10 +99,16 @@ def _seconds_cases(seed: int) -> list[Case]:
         values_case("whole-formula", [two, *(row() for _ in range(6))], seed, ", unseen"),
         values_case("limits", [_seconds_row(draw.randint(1, 10**9), 1, 1e-5, 1e-9)], seed, ", unseen"),
         refusal_case("limits", [bad, alone], seed, ", unseen"),
+        values_case(
+            "bandwidth-term",
+            [_seconds_row(_and_a_half(draw), draw.randint(3, 40), 0.0, _power(draw, -12, -8))],
+            seed,
+            ", unseen, not a whole number of bytes",
+        ),
     ]
 
 
-def _bandwidth_row(num_bytes: int, seconds: float, world_size: int) -> Row:
+def _bandwidth_row(num_bytes: float, seconds: float, world_size: int) -> Row:
     """S/t 2(n-1)/n, in exact arithmetic until the end."""
     n = Fraction(world_size)
     value = Fraction(num_bytes) / Fraction(seconds) * 2 * (n - 1) / n
@@ -119,6 +131,7 @@ def _bandwidth_cases(seed: int) -> list[Case]:
     several.append(_bandwidth_row(draw.randint(1, 9), 10 + draw.random(), draw.randint(2, 9)))
     several.append(_bandwidth_row(size, seconds, draw.randint(1000, 20_000)))
     several.append(_bandwidth_row(draw.randint(1, 9), _power(draw, -12, -9), draw.randint(2, 9)))
+    several.append(_bandwidth_row(_and_a_half(draw), seconds, draw.randint(2, 300)))
     bad = {"num_bytes": size, "seconds": -seconds, "world_size": 8}
     return [
         values_case("bytes-per-second", several, seed, ", unseen"),
