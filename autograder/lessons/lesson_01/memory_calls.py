@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from autograder.lessons.lesson_01.calls import WHOLE, Call
-from autograder.lessons.lesson_01.shapes import drawn_gpt, drawn_llama, in_between
+from autograder.lessons.lesson_01.shapes import drawn_gpt, drawn_groups, drawn_llama, in_between
 from labkit.theory.hardware import GPUS
-from labkit.theory.models import ModelConfig, gpt, preset
+from labkit.theory.models import ModelConfig, gpt, llama, preset
 
 UNKNOWN_RECIPES = (  # each nearly the name of one, or the beginning, or more than one
     "",
@@ -36,6 +36,10 @@ def count_calls(random: Random) -> Iterable[Call]:
     # Its last digits are more than a float has room for
     wide = gpt(random.randint(3, 60), 12 * 11_184_811, 12, ffn=2**27 - 1)
     yield count("in-between", arguments={"config": wide})
+    for shape in drawn_groups(random):
+        yield count("llama", arguments={"config": shape})
+    grouped = drawn_groups(random)[0]
+    yield count("in-between", arguments={"config": grouped.but(head_size=grouped.head_size + 3)})
 
 
 def inference_calls(random: Random) -> Iterable[Call]:
@@ -68,6 +72,13 @@ def inference_calls(random: Random) -> Iterable[Call]:
         yield Call("kv-cache", "kv_cache_bytes", {"config": drawn_gpt(random), **sizes, "bits": bits})
         params = random.randrange(10**4, 10**13)
         yield Call("weights", "inference_bytes", {"num_params": params, "bits": bits, "overhead": 1.1})
+    for shape in drawn_groups(random):
+        own_size = shape.but(head_size=shape.head_size + random.randint(0, 9))
+        sizes = {"sequence": random.randint(1, 9), "batch": 3}
+        yield Call("kv-cache", "kv_cache_bytes", {"config": own_size, **sizes, "bits": 4})
+    odd = llama(3, 45, 3, 3, ffn=90).but(head_size=2 * random.randint(5, 40) + 1)  # no whole number of bytes
+    sizes = {"sequence": 2 * random.randint(1, 9) + 1, "bits": random.choice([1, 3, 5])}
+    yield Call("kv-cache", "kv_cache_bytes", {"config": odd, **sizes})
 
 
 def state_calls(random: Random) -> Iterable[Call]:

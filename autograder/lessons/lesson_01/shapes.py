@@ -34,6 +34,20 @@ def drawn_llama(random: Random, **fields: Any) -> ModelConfig:
     ).but(**fields)
 
 
+def drawn_groups(random: Random) -> list[ModelConfig]:
+    """Of Llama's family, with other numbers of key-value heads than usual: odd ones, more than eight, half of
+    the heads, many heads to one, none shared.
+    """
+    odd = [(random.choice([3, 5, 7]), random.choice([2, 5])), (random.choice([9, 11, 13, 15]), 2)]
+    many = [(random.choice([6, 10, 12, 14]), random.choice([3, 6])), (3, random.randint(9, 20))]
+    return [_grouped(random, *drawn) for drawn in (*odd, *many, (random.choice([5, 10, 14]), 1))]
+
+
+def _grouped(random: Random, kv_heads: int, groups: int) -> ModelConfig:
+    hidden = kv_heads * groups * 2 * random.randint(20, 70)
+    return llama(random.randint(3, 30), hidden, kv_heads * groups, kv_heads, ffn=3 * hidden, vocabulary=9000)
+
+
 def in_between(random: Random) -> list[ModelConfig]:
     """Between the families. Some differ from the one before in fields alone that have a default."""
     base = drawn_gpt(random)

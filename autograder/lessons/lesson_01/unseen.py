@@ -24,7 +24,7 @@ from autograder.lessons.lesson_01.memory_calls import (
     zero_calls,
 )
 from autograder.lessons.lesson_01.memory_values import corrected_slides
-from autograder.lessons.lesson_01.shapes import drawn_gpt, drawn_llama
+from autograder.lessons.lesson_01.shapes import drawn_gpt, drawn_groups, drawn_llama
 from labkit.checks.case import Case
 from labkit.checks.lesson_01.recorded_calls import digest
 from labkit.theory.hardware import GPU, GPUS
@@ -55,6 +55,8 @@ def _flops_calls(random: Random) -> Iterable[Call]:
     yield call("recompute", drawn_gpt(random, head_size=24), "selective")
     yield call("own-parts", drawn_gpt(random))
     yield call("own-parts", drawn_llama(random))
+    for shape in drawn_groups(random):
+        yield call("llama", shape.but(head_size=shape.head_size + random.randint(0, 9)))
 
 
 def _utilization_calls(random: Random) -> Iterable[Call]:
