@@ -87,6 +87,8 @@ def _timing_cases(seed: int) -> list[Case]:
         [
             timing_case("three", "device-time", [20, draw.randint(45, 60), 30], seed),
             timing_case("unequal", "device-time", [25], seed, second_ms=draw.randint(140, 180), aside=True),
+            timing_case("evaluation", "device-time", [40], seed, steps=2, mode="without gradients"),
+            timing_case("inference", "device-time", [40], seed, steps=2, mode="in inference mode"),
             timing_case("slow start", "first-step", [30, 40], seed, first_ms=draw.randint(200, 300)),
             timing_case("timed twice", "first-step", [draw.randint(30, 40)], seed, first_ms=100, twice=True),
             timing_case("one step", "first-step", [draw.randint(60, 80)], seed, first_ms=250, steps=1),

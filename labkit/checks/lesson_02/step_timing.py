@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,7 +18,12 @@ from labkit.checks.rank import Rank
 BELOW, ABOVE = 0.9, 1.6  # of the true time: a busy host adds to it
 TRIES = 3
 SPARE = 2**14  # numbers that a device has held before: what stays of them is its peak
-AS_IT_IS = "with gradients, device 0 the current one, random numbers as they were"
+AS_IT_IS = "device 0 the current one, random numbers as they were"
+MODES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
+    "with gradients": torch.enable_grad,
+    "without gradients": torch.no_grad,
+    "in inference mode": torch.inference_mode,
+}
 
 
 def time_steps(rank: Rank) -> None:
@@ -29,7 +35,8 @@ def time_steps(rank: Rank) -> None:
     """
     params, times = rank.params, list[float]()
     for _ in range(TRIES):
-        with devices.stand_in(len(params["busy_ms"]), bytes_each=2**20) as gpus:
+        stand_ins = devices.stand_in(len(params["busy_ms"]), bytes_each=2**20)
+        with stand_ins as gpus, MODES[params["mode"]]():
             for device in gpus.devices:
                 torch.empty(SPARE, device=device)
             lanes, calls = _lanes(gpus, params["aside"]), list[str]()
@@ -59,7 +66,7 @@ def _true_milliseconds(params: Mapping[str, Any]) -> float:
 def _surroundings(gpus: devices.StandIns) -> dict[str, Any]:
     """What somebody who times steps finds, and leaves."""
     return {
-        "whether gradients are on": torch.is_grad_enabled(),
+        "whether gradients are on": _mode(),
         "the current device": torch.cuda.current_device(),
         "the current streams": [torch.cuda.current_stream(device) for device in gpus.devices],
         "the devices' peaks": [torch.cuda.max_memory_allocated(device) for device in gpus.devices],
@@ -73,6 +80,13 @@ def _surroundings(gpus: devices.StandIns) -> dict[str, Any]:
         "anomaly detection": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         "whether Python collects garbage": gc.isenabled(),
     }
+
+
+def _mode() -> str:
+    """Which of MODES a step meets, or would."""
+    if torch.is_inference_mode_enabled():
+        return "in inference mode"
+    return "with gradients" if torch.is_grad_enabled() else "without gradients"
 
 
 def _lanes(gpus: devices.StandIns, aside: bool) -> list[torch.cuda.Stream]:
@@ -93,10 +107,9 @@ def _step(
     state = torch.get_rng_state()
 
     def step() -> None:
-        gradients = "with" if torch.is_grad_enabled() else "without"
         numbers = "as they were" if torch.equal(torch.get_rng_state(), state) else "seeded anew"
         device = torch.cuda.current_device()
-        calls.append(f"{gradients} gradients, device {device} the current one, random numbers {numbers}")
+        calls.append(f"{_mode()}, device {device} the current one, random numbers {numbers}")
         for lane, milliseconds in zip(lanes, busy_ms, strict=True):
             _keep_busy(lane, milliseconds + more_ms.get(len(calls), 0), "step")
 
@@ -123,7 +136,8 @@ def one_call_goes_before(evidence: Evidence) -> Iterator[Finding]:
 def called_as_it_is(evidence: Evidence) -> Iterator[Finding]:
     """A step meets what its caller would have it meet."""
     seen = evidence.answers[0].facts["as called"]
-    yield Finding(seen == [AS_IT_IS], f"each call {AS_IT_IS}", "; ".join(seen))
+    wanted = f"{evidence.case.params['mode']}, {AS_IT_IS}"
+    yield Finding(seen == [wanted], f"each call {wanted}", "; ".join(seen))
 
 
 def leaves_all_as_it_was(evidence: Evidence) -> Iterator[Finding]:
@@ -144,12 +158,14 @@ def timing_case(
     earlier_on: int = 0,
     aside: bool = False,
     twice: bool = False,
+    mode: str = "with gradients",
 ) -> Case:
     """Steps that keep device k busy for busy_ms[k], the first two longer; on one, other work before. aside:
-    all of it on streams other than the current ones. twice: the same step is timed once more.
+    all of it on streams other than the current ones. twice: the same step is timed once more. mode: which
+    of MODES the caller is in.
     """
     params = {"busy_ms": busy_ms, "first_ms": first_ms, "second_ms": second_ms, "earlier_ms": earlier_ms}
-    params |= {"steps": steps, "earlier_on": earlier_on, "aside": aside, "twice": twice}
+    params |= {"steps": steps, "earlier_on": earlier_on, "aside": aside, "twice": twice, "mode": mode}
     return Case(name, 1, params, seed, kind=kind)
 
 
