@@ -121,13 +121,13 @@ draw_timeline(job_of_torch, start_at="forward")
 # ### Exercise: shard_indices
 #
 # Every epoch, all samples are shuffled and dealt out. All ranks must agree on the order **without talking**,
-# so it comes from a generator of its own, torch's or Python's, that is seeded alike everywhere. Every rank
-# must get the same number of samples, or one rank starts a step, and an all-reduce, that the others never
-# join. So if the number of ranks $d$ does not divide the number of samples, fill up by starting over from the
-# front of the shuffled order; without any samples every share is empty. Which rank gets which part of the
-# order is free. Every epoch has an order of its own, and deals a rank another set of samples (of a few
-# samples, chance may deal the same again). A seed is a number of 32 bits. Every one has orders of its own, 0
-# too.
+# so it comes from a generator of its own, torch's or Python's, that is seeded alike everywhere; the global
+# ones of torch, Python and NumPy are left alone. Every rank must get the same number of samples, or one rank
+# starts a step, and an all-reduce, that the others never join. So if the number of ranks $d$ does not divide
+# the number of samples, fill up by starting over from the front of the shuffled order; without any samples
+# every share is empty. Which rank gets which part of the order is free. Every epoch has an order of its own,
+# and deals a rank another set of samples (of a few samples, chance may deal the same again). A seed is a
+# number of 32 bits. Every one has orders of its own, 0 too.
 #
 # <details><summary>Hint 1</summary><code>torch.randperm(n, generator=g)</code> with
 # <code>g = torch.Generator().manual_seed(...)</code>. The seed must depend on the epoch.</details>
@@ -255,8 +255,8 @@ labkit.check("03.broadcast-module", broadcast_module)
 # a rank did not use in this step, perhaps all of them: their `grad` is `None` here and may not be elsewhere.
 # (Where it is `None` on every rank, an all-reduce takes place too, and `None` or zeros are right.) And a
 # gradient may lie in memory in another order than on the other ranks. Usually it lies as its parameter does,
-# but not always: look at the gradient itself. When a call is over, nothing of it is kept but the gradients:
-# steps must not pile up in memory.
+# but not always: look at the gradient itself. A mean over ranks is nan or infinite where a rank's number is.
+# When a call is over, nothing of it is kept but the gradients: steps must not pile up in memory.
 #
 # <details><summary>Hint</summary>A rank that skips an all-reduce leaves the others waiting, or, worse,
 # pairs its next gradient with their current one. What would this rank contribute to the sum?</details>

@@ -10,6 +10,7 @@ from labkit.checks.case import Case
 from labkit.checks.lesson_03.buckets import Spec, buckets_case
 from labkit.checks.lesson_03.indices import indices_case
 from labkit.checks.lesson_03.net import net_case
+from labkit.checks.lesson_03.not_finite import not_finite_case
 from labkit.checks.lesson_03.tokens import tokens_case
 
 PAIR_AND_ONE = [[1, 2], [0]]
@@ -24,6 +25,8 @@ def _indices_cases(seed: int) -> list[Case]:
         indices_case("unseen: thousands", draw.randint(4500, 5000), draw.randint(3, 6), seed),
         indices_case("unseen: one short", 8 * 6 - 1, 8, seed),
         indices_case("unseen: fewer than ranks", 2, draw.randint(5, 9), seed),
+        indices_case("unseen: few", draw.randint(4, 7), draw.randint(2, 9), seed),
+        indices_case("unseen: some", draw.randint(8, 15), draw.randint(2, 20), seed),
         indices_case("unseen: nothing", 0, 3, seed),
         indices_case("unseen: refused, with nothing to read", 0, 3, seed, "refused"),
         indices_case("unseen: refused", draw.randint(5, 9), draw.randint(2, 6), seed, "refused"),
@@ -54,6 +57,8 @@ def _broadcast_cases(seed: int) -> list[Case]:
 
 def _average_cases(seed: int) -> list[Case]:
     sizes, more = _sizes(seed, "average"), _more_steps(seed, "average")
+    spoiled = [[0, "first.weight", "nan"], [1, "second.weight", "-inf"], [2, "last.bias", "inf"]]
+    spoiled += [[0, "aside.weight", "inf"], [1, "aside.weight", "-inf"]]
     return [
         net_case("unseen: three ranks", "values", 3, seed, more=more, **sizes),
         net_case("unseen: each its own", "unused", 3, seed, without=OF_EACH_ITS_OWN, **sizes),
@@ -69,6 +74,7 @@ def _average_cases(seed: int) -> list[Case]:
         net_case(
             "unseen: zeros of another dtype", "unused", 2, seed, mixed=True, zeroed=True, aside=[0], **sizes
         ),
+        not_finite_case("unseen: nan and infinite", 3, seed, spoiled, **sizes),
     ]
 
 

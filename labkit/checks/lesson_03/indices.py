@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from itertools import combinations, pairwise
 from random import Random
 from types import ModuleType
 
+import numpy as np
 import torch
 
-from labkit.checks.case import Case
+from labkit.checks.case import JSON, Case
 from labkit.checks.exercise import Evidence, Exercise, Finding, Property, Run
 from labkit.checks.lesson_03.net import TORCHS_OWN
 from labkit.checks.rank import Rank
@@ -22,8 +24,10 @@ from labkit.checks.shared.beside import calls_of, calls_text, refused
 GLOBAL_SEED = 7  # of torch's own generator, which is to be left alone
 DRAWN_BEFORE = 3  # numbers that it has given by then
 ASKED = {"a": (0, 3), "b": (1, 3), "c": (0, 4), "zero": (0, 0), "again": (0, 3)}  # epoch, seed
-ENOUGH = 8  # samples: fewer may keep their order by chance
+SHOWN = 8  # samples of an order
 MANY = 16  # samples: of so many, two orders are not the same turned round by chance
+FEW = range(2, MANY)  # samples: two orders may be the same by chance, but not all of TRIED
+TRIED = range(40)  # epochs, and seeds
 THOUSANDS = 1000  # samples: of so many, each part of the order has some of each part of the samples
 PARTS = 5
 EPOCHS = (*range(12), 64, 100, 128, 1000, 1024, 10_000)  # some are far on
@@ -49,13 +53,15 @@ def _cases(seed: int) -> list[Case]:
 
 def _ask_for_shares(rank: Rank) -> None:
     """Facts: the shares of all ranks and the kinds of these and of their elements, for each of ASKED; alone,
-    all that a rank without others reads; epochs, the same of many, by seed; far seeds, the same of some;
-    elsewhere, the shares that another process finds; after use, those that are found when the lists of before
-    were emptied. Answer: random.
+    all that a rank without others reads; epochs, the same of many, by seed; far seeds, the same of some; few,
+    `_orders_of_few`; elsewhere, the shares that another process finds; after use, those that are found when
+    the lists of before were emptied; disturbed, other generators than torch's that are not as they were.
+    Answer: random.
     """
     n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
     seed_generators(GLOBAL_SEED)
     torch.rand(DRAWN_BEFORE)
+    others = _others_generators()
     for name, (epoch, seed) in ASKED.items():
         with rank.recording(name):
             shares = [ask(n, r, world, epoch, seed) for r in range(world)]
@@ -64,16 +70,43 @@ def _ask_for_shares(rank: Rank) -> None:
         rank.fact(name, [[int(i) for i in share] for share in shares])
         rank.fact(f"kinds of {name}", sorted({type(i).__name__ for share in shares for i in share}))
     rank.answer("random", torch.rand(2))
+    rank.fact("disturbed", [name for name, state in _others_generators().items() if state != others[name]])
+    if n in FEW:
+        rank.fact("few", _orders_of_few(rank))
     rank.fact("alone", [int(i) for i in ask(n, 0, 1, *ASKED["a"])])
     for seed in _seeds(n):
         orders = [[int(i) for i in ask(n, 0, 1, epoch, seed)] for epoch in _epochs(n)]
         rank.fact(f"epochs, seed {seed}", orders)
     rank.fact("far seeds", [[int(i) for i in ask(n, 0, 1, 0, seed)] for seed in _far_seeds(rank.case)])
     with _texts_hash_otherwise(rank.student):
+        _seed_otherwise()
         rank.fact("elsewhere", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
     for r in range(world):
         _use_up(ask(n, r, world, *ASKED["a"]))
     rank.fact("after use", [[int(i) for i in ask(n, r, world, *ASKED["a"])] for r in range(world)])
+
+
+def _others_generators() -> dict[str, JSON]:
+    """The states of the generators that everybody uses, beside torch's, in words that tell them apart."""
+    return {"Python's": repr(random.getstate()), "NumPy's": repr(np.random.get_state())}
+
+
+def _seed_otherwise() -> None:
+    """As in another process, which has done other things before."""
+    seed_generators(GLOBAL_SEED + 1)
+    random.seed(GLOBAL_SEED + 1)
+    np.random.seed(GLOBAL_SEED + 1)
+
+
+def _orders_of_few(rank: Rank) -> dict[str, JSON]:
+    """What all ranks read together: in each of TRIED epochs of one seed or two, and for as many seeds."""
+    n, world, ask = rank.params["samples"], rank.params["world"], rank.student.shard_indices
+
+    def read(epoch: int, seed: int) -> list[int]:
+        return [int(i) for r in range(world) for i in ask(n, r, world, epoch, seed)]
+
+    of_epochs = {f"epochs of seed {seed}": [read(epoch, seed) for epoch in TRIED] for seed in _seeds(n)}
+    return of_epochs | {"seeds": [read(0, seed) for seed in TRIED]}
 
 
 def _epochs(samples: int) -> tuple[int, ...]:
@@ -170,8 +203,8 @@ def _all_are_visited(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(len(repeats) == 1, told, "other places repeat in another epoch or with another seed")
     shares, order = evidence.answers[0].facts["a"], evidence.answers[0].facts["alone"]
     twice = sorted((Counter(i for share in shares for i in share) - Counter(range(n))).elements())
-    told = f"the filling-up is the front of the shuffled order, {order[:ENOUGH]} on one rank"
-    yield Finding(_starts_over(shares, order), told, f"read once more: {twice[:ENOUGH]}")
+    told = f"the filling-up is the front of the shuffled order, {order[:SHOWN]} on one rank"
+    yield Finding(_starts_over(shares, order), told, f"read once more: {twice[:SHOWN]}")
 
 
 def _starts_over(shares: list[list[int]], order: list[int]) -> bool:
@@ -194,28 +227,29 @@ def _same_before(shares: list[list[int]]) -> list[int]:
 
 def _are_shuffled(evidence: Evidence) -> Iterator[Finding]:
     facts, n = evidence.answers[0].facts, evidence.case.params["samples"]
-    if n < ENOUGH:
+    if n in FEW:
+        for what, orders in facts["few"].items():
+            told = f"{n} samples are shuffled too: not one order for {len(TRIED)} {what}"
+            yield Finding(any(order != orders[0] for order in orders), told, f"always {orders[0]}")
+    if n < MANY:
         return
     one, next_epoch, other_seed = ([i for share in facts[name] for i in share] for name in ("a", "b", "c"))
     yield Finding(one != next_epoch, "another order in the next epoch", "the same order")
     yield Finding(one != other_seed, "another order for another seed", "the same order")
     mixed = not _rises(facts["a"][0]) and sorted(one[: n // 2]) != list(range(n // 2))
     yield Finding(mixed, "shuffled over all samples", f"rank 0 has {facts['a'][0][:8]}")
-    if n >= MANY:
-        for seed in _seeds(n):
-            orders = zip(_epochs(n), facts[f"epochs, seed {seed}"], strict=True)
-            alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(orders, 2) if _turned(x, y)]
-            told = f"an order of its own in each epoch of seed {seed}, not one begun elsewhere"
-            yield Finding(not alike, told, f"the same: epochs {', '.join(alike[:3])}")
-        orders = zip(_far_seeds(evidence.case), facts["far seeds"], strict=True)
-        alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(orders, 2) if x == y]
-        yield Finding(
-            not alike, "an order of its own for each seed", f"the same: seeds {', '.join(alike[:3])}"
-        )
-        if evidence.case.params["world"] > 1:
-            kept = all(set(one) == set(other) for one, other in zip(facts["a"], facts["b"], strict=True))
-            told = "a rank reads other samples in the next epoch"
-            yield Finding(not kept, told, "every rank the same ones, in another order")
+    for seed in _seeds(n):
+        orders = zip(_epochs(n), facts[f"epochs, seed {seed}"], strict=True)
+        alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(orders, 2) if _turned(x, y)]
+        told = f"an order of its own in each epoch of seed {seed}, not one begun elsewhere"
+        yield Finding(not alike, told, f"the same: epochs {', '.join(alike[:3])}")
+    orders = zip(_far_seeds(evidence.case), facts["far seeds"], strict=True)
+    alike = [f"{a} and {b}" for (a, x), (b, y) in combinations(orders, 2) if x == y]
+    yield Finding(not alike, "an order of its own for each seed", f"the same: seeds {', '.join(alike[:3])}")
+    if evidence.case.params["world"] > 1:
+        kept = all(set(one) == set(other) for one, other in zip(facts["a"], facts["b"], strict=True))
+        told = "a rank reads other samples in the next epoch"
+        yield Finding(not kept, told, "every rank the same ones, in another order")
     if n >= THOUSANDS:
         yield _parts_are_mixed(facts["alone"])
 
@@ -246,10 +280,16 @@ def _same_everywhere(evidence: Evidence) -> Iterator[Finding]:
     torch.rand(DRAWN_BEFORE)
     untouched = torch.equal(torch.rand(2), answer.tensors["random"])
     yield Finding(untouched, "torch's global generator is left alone", "it was seeded, or drawn from")
+    disturbed = " and ".join(answer.facts["disturbed"])
+    yield Finding(not disturbed, "Python's and NumPy's are left alone too", f"{disturbed} were not")
     again = answer.facts["a"] == answer.facts["again"]
     yield Finding(again, "the same for the same epoch and seed", "another order")
     elsewhere = answer.facts["a"] == answer.facts["elsewhere"]
-    yield Finding(elsewhere, "the same in another process, where texts have another hash()", "another order")
+    yield Finding(
+        elsewhere,
+        "the same in another process, where texts have another hash() and global generators another state",
+        "another order",
+    )
     used = answer.facts["a"] == answer.facts["after use"]
     told = "the same again after the lists of the first time were emptied by whoever had asked for them"
     yield Finding(used, told, "other samples")

@@ -39,6 +39,7 @@ from labkit.checks.lesson_03.net import (
     tied,
     trained,
 )
+from labkit.checks.lesson_03.not_finite import average_spoiled, means_are_not_finite_either, not_finite_case
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import called_before, fill_with_zeros
 from labkit.checks.shared.beside import (
@@ -245,6 +246,7 @@ def _average_cases(seed: int) -> list[Case]:
         net_case("two groups of two", "subgroup", 4, seed, groups=PAIRS, again=True),
         net_case("one rank", "values", 1, seed),
         net_case("views on one rank", "layout", 2, seed, views_on=[1], aside=[0]),
+        not_finite_case("overflown on one rank", 2, seed, [[1, "last.weight", "inf"]]),
     ]
 
 
@@ -331,7 +333,8 @@ AVERAGE = Exercise(
     dict.fromkeys(
         ("values", "unused", "frozen", "subgroup", "layout"),
         Run(_average, net_inputs, hand_replica, EVIDENCE),
-    ),
+    )
+    | {"not-finite": Run(average_spoiled, net_inputs, hand_replica, EVIDENCE)},
     _average_cases,
     (
         Property(
@@ -340,7 +343,10 @@ AVERAGE = Exercise(
             3,
             "Every gradient is the mean over the ranks",
             "a sum without dividing by the group's size",
-            {"values": every(GRADIENTS, _hold_no_graph, *AWAITED)},
+            {
+                "values": every(GRADIENTS, _hold_no_graph, *AWAITED),
+                "not-finite": means_are_not_finite_either,
+            },
             dict.fromkeys(("unused", "frozen", "layout", "subgroup"), every(_hold_no_graph, *AWAITED)),
         ),
         Property(
