@@ -994,9 +994,9 @@ draw_breakdown(replayed(many_documents(slow_program_3), ranks=4))
 # program. No rank predicts more than 1.15 times as many tokens as the ranks do on average, or as the longest
 # document asks for, where that is more. (The lengths you are graded on can be divided like that; five equal
 # documents on three ranks cannot.) There may be fewer documents than ranks. A document goes through the model
-# whole and by itself: in most models what comes of a token depends on all tokens before it. All ranks come to
-# the same shares without talking: every rank knows all documents, and no rank tells another what to do.
-# (Random numbers are not the same on all ranks.) The list of documents stays as it is.
+# whole and by itself, one in a call: in most models what comes of a token depends on all tokens before it.
+# All ranks come to the same shares without talking: every rank knows all documents, and no rank tells another
+# what to do. (Random numbers are not the same on all ranks.) The list of documents stays as it is.
 #
 # <details><summary>Hint</summary>The longest first, each to the rank that has least so far (Graham 1969:
 # never more than 4/3 of the best).</details>

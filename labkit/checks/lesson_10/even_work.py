@@ -146,9 +146,9 @@ def _seed_apart(rank: Rank) -> None:
 
 def _train(rank: Rank) -> None:
     """Answers: trained.NAME. Facts: unchanged, whether the lists of documents are what they were; for each
-    step given, what this rank's model was given, row by row; moments, the seconds in which it begins and in
-    which the model is first and last given something, if it is; products, operations of matrix products;
-    made, elements of all tensors that were made. Recording: training.
+    step given, what this rank's model was given, row by row; together, the most rows at once; moments, the
+    seconds in which it begins and in which the model is first and last given something, if it is; products,
+    operations of matrix products; made, elements of all tensors that were made. Recording: training.
     """
     group, model = enter_group(rank), TinyModel(rank.case)
     if rank.params["gradients"]:
@@ -164,6 +164,7 @@ def _train(rank: Rank) -> None:
                 rank.student.program_3(model, documents, group, rank.params["learning_rate"])
     rank.fact("unchanged", list(map(_ids, steps)) == list(map(_ids, before)))
     rank.fact("given", [looked_up.rows for _, looked_up in seen])
+    rank.fact("together", [looked_up.together for _, looked_up in seen])
     rank.fact("moments", [[at - begin for at in (start, *one.moments)] for start, one in seen])
     rank.fact("products", [looked_up.products for _, looked_up in seen])
     rank.fact("made", [looked_up.made for _, looked_up in seen])
@@ -228,6 +229,13 @@ def _each_once(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(seen == wanted, told, f"{missing} not so, and {more} others or once more")
 
 
+def _by_itself(evidence: Evidence) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for step, together in enumerate(answer.facts["together"]):
+            told = f"one document at a time in step {step}, by itself"
+            yield Finding(together <= 1, told, f"{together} at once", answer.rank)
+
+
 def _no_others_work(evidence: Evidence) -> Iterator[Finding]:
     """Whatever is called to do it: a rank's products, and its tensors, are those of what its model was
     given.
@@ -255,6 +263,7 @@ def _gradient_bytes(evidence: Evidence) -> list[int]:
 
 OWN_WORK = every(
     _each_once,
+    _by_itself,
     _no_others_work,
     on_each(_left_alone),
     on_each(without_talking),

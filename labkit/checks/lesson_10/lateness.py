@@ -142,6 +142,7 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
         {"starts": [[0, 10]], "ends": [[5, 20]]},
         {"starts": [[], []], "ends": [[], []]},
         {"starts": [[1], [4], [4]], "ends": [[9], [9], [9]]},
+        _together(draw, draw.randint(4, 6)),
     ]
     return [
         rows_case(f"{prefix}clocks", "clocks", clocks, seed),
@@ -152,6 +153,26 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
         rows_case(f"{prefix}next to nothing", "small", small, seed),
         rows_case(f"{prefix}clocks without collectives", "no-ends", [{"ends": [[], [], []]}], seed),
     ]
+
+
+def _together(draw: Random, ranks: int) -> dict[str, Times]:
+    """Collectives to which some ranks come in the very same moment: all, all but one that is before or after
+    them, the first and the last alone; or whoever chance decides.
+    """
+    early, late = draw.sample(range(50), 2), [100] * ranks
+    ends_late, middle_late = late.copy(), late.copy()
+    ends_late[1:-1] = [early[0]] * (ranks - 2)
+    middle_late[0], middle_late[-1] = early
+    of_each = [[0, *late[1:]], [*late[1:], 0], [200, *late[1:]], [*late[1:], 200]]
+    of_each += [late, ends_late, middle_late]
+    of_each += [[100 * draw.randrange(3) for _ in range(ranks)] for _ in range(5)]
+    draw.shuffle(of_each)
+    came = [[1000 * k + moment for moment in moments] for k, moments in enumerate(of_each)]
+    ends = [1000 * k + draw.randint(300, 900) for k in range(len(came))]
+    return {
+        "starts": [list(own) for own in zip(*came, strict=True)],
+        "ends": [ends.copy() for _ in range(ranks)],
+    }
 
 
 def _leaving_apart(draw: Random, ends: Times) -> Times:

@@ -18,14 +18,15 @@ LOOKING_UP = {"aten::embedding", "aten::index", "aten::index_select"}
 class LookedUp(Worked):
     """Counts work, and notes what is looked up in tables of this shape.
 
-    rows: the ids, row by row. moments: when the first and the last of them were looked up
-    (time.monotonic()); empty where none was.
+    rows: the ids, row by row. together: the most rows in one lookup. moments: when the first and the last of
+    them were looked up (time.monotonic()); empty where none was.
     """
 
     def __init__(self, table: tuple[int, int]) -> None:
         super().__init__()
         self._table = table
         self.rows: list[list[int]] = []
+        self.together = 0
         self.moments: list[float] = []
 
     def computed(self, func: Any, inputs: Any, out: Any) -> None:
@@ -36,7 +37,9 @@ class LookedUp(Worked):
             if tuple(tensors[0].shape) == self._table:
                 self.moments = [*self.moments[:1], monotonic()]
                 for ids in tensors[1:]:
-                    self.rows.extend(rows_of(ids))
+                    rows = rows_of(ids)
+                    self.rows.extend(rows)
+                    self.together = max(self.together, len(rows))
 
 
 def rows_of(ids: Tensor) -> list[list[int]]:
