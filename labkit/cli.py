@@ -108,8 +108,10 @@ def _shown(path: Path) -> Path:
 def validate(notebook: Path, as_json: bool) -> None:
     """Check a saved NOTEBOOK on the visible cases, collecting its source as the grader will.
 
-    Exits 0 when every exercise passed, 1 when one did not, and 2 when the notebook cannot be used.
+    Exits 0 when every exercise passed, 1 when one did not, and 2 when the notebook cannot be used, or this
+    machine cannot check it.
     """
+    from labkit.checks.jobs import CouldNotBeGraded
     from labkit.checks.practice import validate as validate_notebook
     from labkit.checks.registry import UnknownExercise
     from labkit.checks.source.notebook import BadNotebook
@@ -118,10 +120,16 @@ def validate(notebook: Path, as_json: bool) -> None:
 
     try:
         reports = validate_notebook(
-            notebook, lambda report: None if as_json else click.echo(visible(f"{report!r}\n"))
+            notebook,
+            lambda report: None if as_json else click.echo(visible(f"{report!r}\n")),
+            lambda exercise, place, all_of_them: click.echo(
+                f"checking {exercise}, {place} of {all_of_them} exercises", err=True
+            ),
         )
     except (BadNotebook, UnknownExercise) as error:
-        _unusable(error)
+        _unusable(visible(str(error)))
+    except CouldNotBeGraded as error:
+        _unusable(visible(f"this machine could not check it, whatever was written: {error}"))
     except JobCancelled:
         raise click.Abort from None
     if as_json:

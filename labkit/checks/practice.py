@@ -136,16 +136,23 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def validate(path: Path, on_report: Callable[[Report], None] = lambda report: None) -> list[Report]:
+def validate(
+    path: Path,
+    on_report: Callable[[Report], None] = lambda report: None,
+    on_begin: Callable[[str, int, int], None] = lambda exercise, place, all_of_them: None,
+) -> list[Report]:
     """Check every exercise of a saved notebook, reading it as the grader will. BadNotebook when it cannot
-    be read.
+    be read, CouldNotBeGraded where it is this machine that failed.
 
-    on_report: called with each exercise's report as soon as it is there.
+    on_report: called with each exercise's report as soon as it is there. on_begin: called before that, with
+        its id, its place from 1, and how many there are.
     """
     cells = [replace(cell, parsed=cell.read()) for cell in read_cells(path)]
     problems = [cell.parsed.problem for cell in cells if cell.parsed and cell.parsed.problem]
     reports: dict[str, Report] = {}
-    for exercise in exercises_of(path):
+    exercises = exercises_of(path)
+    for place, exercise in enumerate(exercises, 1):
+        on_begin(exercise.id, place, len(exercises))
         report = reports[exercise.id] = check_cells(exercise, cells)
         report.notes += [] if report.passed else [*about_earlier(exercise, report, reports), *problems]
         on_report(report)

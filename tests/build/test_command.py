@@ -177,9 +177,25 @@ def test_one_interrupt_ends_validate(tmp_path: Path) -> None:
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 1
-            assert process.stderr.read().strip() == "Aborted!"
+            told = [line for line in process.stderr.read().splitlines() if line]
+            assert told == ["checking 00.ring-all-reduce, 1 of 4 exercises", "Aborted!"]
         finally:
             process.kill()
+
+
+def test_what_this_machine_cannot_check_is_told_in_a_line(tmp_path: Path) -> None:
+    """And which exercise is waited for before that."""
+    answer = {"cell_type": "code", "source": "def ring_all_reduce(*given):\n    pass\n"}
+    notebook = tmp_path / "00_x.ipynb"
+    notebook.write_text(json.dumps({"cells": [answer]}))
+    command = [sys.executable, "-m", "labkit.cli", "validate", "--json", str(notebook)]
+    here = {**os.environ, "OMP_NUM_THREADS": "many"}
+    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    begun, why = done.stderr.splitlines()[-2:]  # libgomp has told of it in its own words
+    assert begun == "checking 00.ring-all-reduce, 1 of 4 exercises"
+    assert why.startswith("labkit: this machine could not check it, whatever was written: OMP_NUM_THREADS")
 
 
 def test_doctor_as_json_and_as_a_table() -> None:
