@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from labkit.checks.exercise import Exercise
-from labkit.checks.source.notebook import LARGEST_NOTEBOOK, BadNotebook, cells_of
+from labkit.checks.source.notebook import LARGEST_NOTEBOOK, BadNotebook, cells_of, why_unreadable
 from labkit.checks.source.submission import Cell
 from labkit.checks.source.text import visible
 
@@ -23,7 +23,6 @@ LONGEST_NAME = 30  # of those that students choose for a ranking
 _LOOKED_AT = 10 * LONGEST_NAME  # characters of such a name, with the spaces in it
 _SETS_NAME = re.compile(r"""^ranking_name[ \t]*=[ \t]*(["'])([^"'\\\n]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE)
 NO_FILE = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.ENXIO)  # it is a link, nothing or a socket
-_ZIP = b"PK\x03\x04"  # how every zip with something in it begins
 MOST_VALUES = 5_000_000  # in a notebook's JSON: one list takes thirty times the bytes that it is written in
 MOST_NESTED = 100  # lists and objects within one another; what a library puts into an output has some twenty
 _AT_ONCE = 2**20  # bytes
@@ -71,8 +70,8 @@ def read_notebook(path: Path) -> Notebook:
 
 def parse_notebook(data: bytes, name: str = "the notebook") -> Notebook:
     """A notebook from its bytes."""
-    if data.startswith(_ZIP):
-        raise BadNotebook(f"{name} is not a notebook: it is a zip; hand in the notebook that is in it")
+    if why := why_unreadable(data):  # first: brackets in a zip mean nothing
+        raise BadNotebook(f"{name} is not a notebook: {why}, and submit again")
     if (values := sum(map(data.count, (b",", b"[", b"{")))) > MOST_VALUES:
         raise BadNotebook(f"{name} has {values} values in its JSON; at most {MOST_VALUES} are read")
     if (depth := depth_of(data)) > MOST_NESTED:
@@ -84,7 +83,12 @@ def parse_notebook(data: bytes, name: str = "the notebook") -> Notebook:
     try:
         raw = json.loads(data.decode("utf-8-sig"))
     except (ValueError, MemoryError) as error:
-        raise BadNotebook(f"{name} is not a notebook: {type(error).__name__}: {str(error)[:200]}") from None
+        no_text = isinstance(error, UnicodeDecodeError)
+        found = "its text is not UTF-8" if no_text else "its JSON cannot be read"
+        raise BadNotebook(
+            f"{name} is not a notebook: {found} ({str(error)[:200]}); open it in JupyterLab, save it, and "
+            "submit again"
+        ) from None
     if isinstance(raw, dict) and "worksheets" in raw and "cells" not in raw:
         raise BadNotebook(
             f"{name} is not a notebook of today's format, but of the one before 2015: open it in JupyterLab, "

@@ -307,7 +307,7 @@ def test_no_link_is_followed_where_it_was_not_taken_out_in_time(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"PK\x03\x04 and so on", "it is a zip; hand in the notebook that is in it"),
+        (b"PK\x03\x04 and so on", "it is a zip; take the notebook out of it, and submit again"),
         (b'{"nbformat": 3, "worksheets": [{"cells": []}]}', "open it in JupyterLab, save it"),
     ],
 )

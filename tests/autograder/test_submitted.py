@@ -60,6 +60,21 @@ def test_what_is_not_a_notebook(data: bytes) -> None:
         parse_notebook(data)
 
 
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b" \n", "the file is empty; copy it again, or save it again in JupyterLab, and submit again"),
+        (b'{"cells": [{"source": "def f', "it is cut off; copy it again"),
+        (b"PK\x03\x04" + b"[" * 200, "it is a zip; take the notebook out of it, and submit again"),
+        ('{"cells": []}'.encode("utf-16"), r"its text is not UTF-8 \(.*; open it in JupyterLab, save it"),
+        (b"import torch", r"its JSON cannot be read \(.*; open it in JupyterLab, save it"),
+    ],
+)
+def test_what_happened_to_a_file_is_told(data: bytes, says: str) -> None:
+    with pytest.raises(BadNotebook, match=f"^x.ipynb is not a notebook: {says}"):
+        parse_notebook(data, "x.ipynb")
+
+
 def test_links_and_folders_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "link.ipynb").symlink_to("/etc/passwd")
     (tmp_path / "folder.ipynb").mkdir()
