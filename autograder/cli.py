@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from autograder.batch.submissions import Run
 
 
+_INTERRUPTED = {
+    "grade": "what is graded is kept, and the same command goes on from there",
+    "regrade": "who was graded again by then stays so, and everybody else is as before",
+}
+
+
 class _Commands(click.Group):
     """Says what is wrong with a course's folder, its files or its gradebook without a traceback."""
 
@@ -39,9 +45,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # and SIGTERM and SIGHUP: see `__main__`
-            if ctx.invoked_subcommand == "grade":
-                told_last = "Interrupted: what is graded is kept, and the same command goes on from there."
-                click.echo(told_last, err=True)
+            if told_last := _INTERRUPTED.get(ctx.invoked_subcommand or ""):
+                click.echo(f"Interrupted: {told_last}.", err=True)
             raise
         except BrokenPipeError:
             raise  # whoever read what is printed has enough: no problem of the course's
@@ -161,11 +166,9 @@ def grade(
         feedback=not no_feedback,
         executor=executor,
     )
-    if not (run.graded or run.kept or run.failed):
-        say(f"nothing was handed in: expected submitted/STUDENT/{name}/{name}.ipynb", err=True)
     for sentence in unused_extensions(known.root, name, [each.student for each in known.submissions(name)]):
         say(sentence, err=True)
-    _tell(run)
+    _tell(run, name)
 
 
 @main.command()
@@ -184,7 +187,7 @@ def regrade(
 
     name = lesson_name(lesson)
     known_exercises(exercises, name)
-    _tell(regrade_course(course_at(course), name, students, exercises, unsafe, sandbox_here))
+    _tell(regrade_course(course_at(course), name, students, exercises, unsafe, sandbox_here), name)
 
 
 @main.command()
@@ -217,10 +220,12 @@ def work(
     work_on_part(known, name, part, parts, number_of_jobs(jobs), sandbox_here, students, force)
 
 
-def _tell(run: Run) -> None:
+def _tell(run: Run, lesson: str) -> None:
     """What a run did, and an exit status that says whether everything was graded."""
     from autograder.gradebook.report import in_one
 
+    if not (run.graded or run.kept or run.failed):
+        say(f"nothing was handed in: expected submitted/STUDENT/{lesson}/{lesson}.ipynb", err=True)
     click.echo(
         f"graded {len(run.graded)}, kept {len(run.kept)} graded before, {len(run.failed)} with a problem"
     )

@@ -10,6 +10,7 @@ import msgspec
 
 from autograder.batch.progress import progress
 from autograder.batch.submissions import (
+    Event,
     Run,
     grade_lesson,
     graded_in_parallel,
@@ -56,18 +57,19 @@ def grade_course(
     executor: str = "local",
 ) -> Run:
     """Grade a lesson's submissions, and write records/LESSON/grades.csv. Reference first: see
-    `baseline_for`.
+    `baseline_for`; but not where nobody handed in.
     """
     with _ready(course, lesson, students):
         remember(course, lesson, seed, unsafe)
+        if not (chosen := _chosen(course, lesson, students)):
+            return _finished(course, lesson, Run(failed=not_gradable(course.root, lesson, students)))
         conditions, left = conditions_for(course, lesson, find), dict[str, str]()
         if executor == "slurm":
             from autograder.batch.slurm import grade_on_slurm
 
             left = grade_on_slurm(course, conditions, jobs, students, force)
             force = False
-        todo = [s for s in course.submissions(lesson) if not students or s.student in students]
-        bar, note = progress(lesson, len(todo))
+        bar, note = progress(lesson, len(chosen))
         with bar:
             run = grade_lesson(course, conditions, jobs, students, force, feedback, note, left)
         return _finished(course, lesson, run)
@@ -86,19 +88,28 @@ def regrade_course(
     with _ready(course, lesson, students):
         run.failed.update(not_gradable(course.root, lesson, students))
         remember(course, lesson, None, unsafe)
+        if not (chosen := _chosen(course, lesson, students)):
+            return _finished(course, lesson, run)
         conditions = conditions_for(course, lesson, find)
-        for submitted in course.submissions(lesson):
-            if students and submitted.student not in students:
-                continue
-            try:
-                regrade(course, conditions, submitted, exercises)
-                merge_if_needed(course, lesson, submitted, feedback=True)
-                run.graded.append(submitted.student)
-            except Exception as error:
-                run.failed[submitted.student] = in_words(error)
-                check_records(course.root, lesson)
-                check_gradebook(course.db_url)
+        bar, note = progress(lesson, len(chosen))
+        with bar:
+            for submitted in chosen:
+                try:
+                    record = regrade(course, conditions, submitted, exercises)
+                    merge_if_needed(course, lesson, submitted, feedback=True)
+                    run.graded.append(submitted.student)
+                    note(Event(submitted.student, record))
+                except Exception as error:
+                    run.failed[submitted.student] = in_words(error)
+                    note(Event(submitted.student, None, run.failed[submitted.student]))
+                    check_records(course.root, lesson)
+                    check_gradebook(course.db_url)
         return _finished(course, lesson, run)
+
+
+def _chosen(course: Course, lesson: str, students: Sequence[str]) -> list[Submitted]:
+    """What these students (all) handed in for a lesson."""
+    return [s for s in course.submissions(lesson) if not students or s.student in students]
 
 
 @contextlib.contextmanager
@@ -134,7 +145,7 @@ def work_on_part(
     gradebook and the settings are not touched: other tasks run beside it.
     """
     conditions = conditions_for(course, lesson, find)
-    chosen = [s for s in course.submissions(lesson) if not students or s.student in students]
+    chosen = _chosen(course, lesson, students)
     mine = [s for s in chosen[part::parts] if force or not is_graded(course.root, s, conditions)]
 
     def note(submitted: Submitted, problem: str) -> None:
@@ -172,7 +183,13 @@ def baseline_for(root: Path, conditions: Conditions) -> Baseline:
     with contextlib.suppress(OSError, ValueError):  # not there, or of another version
         return msgspec.json.decode(path.read_bytes(), type=Baseline)
     lesson, sandbox, seed = conditions.lesson, conditions.sandbox, conditions.seed
-    found = grade_cells(conditions.exercises, solved_cells(lesson), sandbox, seed)
+    exercises = conditions.exercises
+    bar, note = progress(f"{lesson}: the reference first", len(exercises), "exercise")
+    with bar:
+        found = grade_cells(
+            *(exercises, solved_cells(lesson), sandbox, seed),
+            on_graded=lambda graded: note(Event(graded.report.exercise, None)),
+        )
     for graded in found:
         if graded.report.points < graded.report.max_points:
             raise ReferenceFails(

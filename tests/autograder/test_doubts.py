@@ -100,7 +100,7 @@ def test_the_last_lines_of_grade_name_those_whom_it_graded(
 ) -> None:
     run = _finished(course, LESSON, Run(graded=["ada", "two"], kept=["text"]))
     with pytest.raises(SystemExit) as ended:
-        _tell(run)
+        _tell(run, LESSON)
     assert ended.value.code == 0, "a grade all the same"
     first, *others = capsys.readouterr().err.splitlines()
     assert first.startswith("  text: in doubt: ") or first.startswith("  two: in doubt: ")

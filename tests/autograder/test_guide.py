@@ -31,16 +31,16 @@ def commands() -> list[list[str]]:
     return [words for words in found if words and words[:2] != ["autograder", "selftest"]]
 
 
-def run(words: list[str], folder: Path) -> str:
+def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-    return done.stdout
+    return done
 
 
 @pytest.mark.days(0)
 def test_from_an_empty_folder_to_exported_grades(tmp_path: Path) -> None:
-    course, said = tmp_path / "mycourse", {}
+    course, said, told = tmp_path / "mycourse", {}, ""
     for words in commands():
         if "zip_collect" in words:
             archive = course / "downloaded" / LESSON / "archive"
@@ -49,10 +49,15 @@ def test_from_an_empty_folder_to_exported_grades(tmp_path: Path) -> None:
                 zipped.writestr(SOLVED, json.dumps(notebook(solution(F_ID))))
                 zipped.writestr(EMPTY, json.dumps(notebook("nothing = 1")))
         student = ["10023" if word == "STUDENT" else word for word in words]
-        said[" ".join(words)] = run(student, course if words[0] == "nbgrader" else tmp_path)
+        done = run(student, course if words[0] == "nbgrader" else tmp_path)
+        said[" ".join(words)] = done.stdout
+        told += done.stderr
+    assert f"{LESSON}: the reference first: 1 of 5, about " in told
     most = registry.exercise(F_ID).max_points
     assert any(f"10023: {most:g} of" in text for text in said.values()), "the story of one student"
     exported = {row["ID number"]: row[LESSON] for row in csv.DictReader((tmp_path / "grades.csv").open())}
     assert exported == {"10023": f"{most:g}", "4711": "0"}
-    canvas = run(shlex.split("autograder export 06 --course mycourse --to canvas --canvas-ids"), tmp_path)
+    canvas = run(
+        shlex.split("autograder export 06 --course mycourse --to canvas --canvas-ids"), tmp_path
+    ).stdout
     assert {row["ID"] for row in csv.DictReader(canvas.splitlines())} == {"", "10023", "4711"}

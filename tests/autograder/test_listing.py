@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from conftest import notebook, solution
 from nbgrader.api import Gradebook
 from recorded import DEADLOCK, LESSON, MOST, RING, new_course, not_attempted, record, wrong
 
-from autograder.batch.progress import Pace, in_words
+from autograder.batch.progress import Pace, in_words, progress
 from autograder.batch.submissions import Event
 from autograder.cli import main
 from autograder.grade.records import load, save
@@ -241,6 +242,20 @@ def test_time_left_is_that_of_the_whole_class() -> None:
         pace.note(Event("x", None), now)
     assert pace.left(61.0) == pytest.approx(96 * 15)
     assert in_words(pace.left(71.0)) == "about 24 min left"
+
+
+@pytest.mark.parametrize(("total", "lines"), [(1, 0), (3, 2), (400, 19), (401, 19)])
+def test_a_log_has_a_line_now_and_then(capsys: pytest.CaptureFixture[str], total: int, lines: int) -> None:
+    """Where no bar can be drawn, as in a job at night; and nothing goes to who reads what is printed."""
+    bar, note = progress("00_collectives", total)
+    with bar:
+        for _ in range(total):
+            note(Event("x", None))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    told = printed.err.splitlines()
+    assert len(told) == lines
+    assert all(re.fullmatch(rf"00_collectives: \d+ of {total}, about \d+ s left", line) for line in told)
 
 
 @pytest.mark.parametrize(
