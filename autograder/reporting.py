@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def report(
     ranking: bool,
 ) -> None:
     """What was graded: one line a student, and where points are lost. Names come from roster.csv."""
-    from autograder.grade.records import load_all
+    from autograder.grade.records import load_all, unreadable
     from autograder.gradebook import listing, similar_page
     from autograder.gradebook import ranking as rankings
     from autograder.gradebook import report as reports
@@ -58,6 +59,8 @@ def report(
     records = load_all(known.root, name)
     if not known.has_lesson(name):
         say(_not_added(name), err=True)
+    elif lost := unreadable(known.root, name):
+        say(_not_read(lost, name[:2]), err=True)
     elif not records:
         say(f"nobody is graded for {name} yet: `autograder grade {name[:2]}` does it", err=True)
     if ranking:
@@ -107,6 +110,10 @@ def export(
     from autograder.gradebook.tables import text_of
 
     name, known = lesson_name(lesson), course_at(course)
+    if column and (form != "canvas" or into is None):
+        raise click.UsageError("--column is of Canvas's file: give --to canvas and --into FILE with it")
+    if canvas_ids and form != "canvas":
+        raise click.UsageError("--canvas-ids is about Canvas: give --to canvas with it, or leave it out")
     if not known.has_lesson(name):
         raise click.ClickException(_not_added(name))
     scores, roster = known.scores(name), read_roster(known.root)
@@ -136,6 +143,14 @@ def export(
 
 def _not_added(lesson: str) -> str:
     return f"{lesson} is not in the gradebook: `autograder grade {lesson[:2]}` adds and grades it"
+
+
+def _not_read(records: Sequence[Path], lesson: str) -> str:
+    more = f" and {len(records) - 1} more" if len(records) > 1 else ""
+    return (
+        f"{records[0]}{more} cannot be read, and whoever is in there is missing here: let who reports read "
+        f"it, or `autograder grade {lesson}` makes it again"
+    )
 
 
 def _record_of(called: str, course: Course, lesson: str) -> Record:

@@ -145,6 +145,15 @@ def load_file(path: Path) -> Record | None:
 
 
 def load_all(course: Path, lesson: str) -> list[Record]:
-    """All records of a lesson, by student."""
-    found = [load_file(path) for path in sorted((course / FOLDER / lesson).glob("[!.]*.json"))]
+    """All records of a lesson that can be read, by student."""
+    found = [load_file(path) for path in _files(course, lesson)]
     return sorted((r for r in found if r is not None), key=lambda record: record.student)
+
+
+def unreadable(course: Path, lesson: str) -> list[Path]:
+    """The records that cannot be read: cut off, of another version, or another user's alone."""
+    return [path for path in _files(course, lesson) if load_file(path) is None]
+
+
+def _files(course: Path, lesson: str) -> list[Path]:
+    return sorted((course / FOLDER / lesson).glob("[!.]*.json"))

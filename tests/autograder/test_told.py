@@ -18,7 +18,7 @@ from recorded import LESSON, MOST, RING, new_course, record
 from autograder.cli import main
 from autograder.grade.deciding import checks_digest
 from autograder.grade.evidence import Baseline
-from autograder.grade.records import FOLDER, load
+from autograder.grade.records import FOLDER, load, path_of
 from autograder.gradebook.alone import alone
 from autograder.gradebook.course import CONFIG_FILE, Course
 from autograder.gradebook.platforms import fill_moodle
@@ -129,6 +129,9 @@ def test_a_name_that_is_not_there(course: Course, command: str, words: list[str]
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["export", "00", "--to", "moodle", "--column", "Lesson"], "--column is of Canvas's file"),
+        (["export", "00", "--to", "canvas", "--column", "Lesson"], "give --to canvas and --into FILE"),
+        (["export", "00", "--to", "moodle", "--canvas-ids"], "--canvas-ids is about Canvas"),
         (["report", "00", "--similar", "--ranking"], "each shown alone"),
         (["report", "00", "--ranking", "--csv"], "each shown alone"),
         (["report", "00", "--similar", "--explain", "ada"], "each shown alone"),
@@ -148,7 +151,7 @@ def test_a_name_that_is_not_there(course: Course, command: str, words: list[str]
     ],
 )
 def test_options_that_do_not_go_together(course: Course, words: list[str], says: str) -> None:
-    of_course = ["--course", str(course.root)] if words[0] == "report" else []
+    of_course = ["--course", str(course.root)] if words[0] in ("export", "report") else []
     done = CliRunner().invoke(main, [*words, *of_course])
     assert done.exit_code == 2
     assert says in done.stderr
@@ -173,6 +176,16 @@ def test_that_nobody_is_graded_is_told(tmp_path: Path) -> None:
     assert "nobody is graded for 00_collectives yet" in autograder(new_course(tmp_path), "report").stderr
 
 
+def test_a_record_that_cannot_be_read_is_told(course: Course) -> None:
+    """Its student is not passed over in silence, nor is it said that nobody is graded."""
+    path = path_of(course.root, LESSON, "ada")
+    path.write_bytes(path.read_bytes()[:100])
+    told = autograder(course, "report").stderr
+    assert told.startswith(f"{path} cannot be read, and whoever is in there is missing here")
+    assert "`autograder grade 00` makes it again" in told
+    assert "nobody is graded" not in told
+
+
 def test_whose_record_is_not_there_is_told_with_who_may_be_meant(course: Course) -> None:
     assert f"no record of 'adda' for {LESSON}; did you mean ada?" in refused(
         course, "report", "--explain", "adda"
@@ -194,8 +207,15 @@ def test_an_id_that_no_platform_finds_is_told(course: Course, form: str) -> None
 
 
 def test_that_nobody_handed_in_is_told(tmp_path: Path, course: Course) -> None:
+    """At once: the reference is graded for somebody."""
     (course.root / "submitted").rename(tmp_path / "elsewhere")
-    assert f"expected submitted/STUDENT/{LESSON}/{LESSON}.ipynb" in autograder(course, "grade").stderr
+    measured = course.root / FOLDER / LESSON / f".reference-3-{checks_digest(LESSON)}-none.json"
+    measured.unlink()
+    for command in ("grade", "regrade"):
+        done = autograder(course, command)
+        assert f"expected submitted/STUDENT/{LESSON}/{LESSON}.ipynb" in done.stderr
+        assert done.exit_code == 0
+    assert not measured.exists()
 
 
 @pytest.mark.parametrize("name", ["1205-mine.ipynb", "2024-06-01.ipynb", "²³.ipynb", "mine.ipynb"])
