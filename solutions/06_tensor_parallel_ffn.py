@@ -312,7 +312,8 @@ prediction("the gradient of x, which should be 1", your_gradient, measured)
 #   one on each rank: $X$, gradients, and the weights of a layer to be cut. They may have any number of
 #   dimensions, another size the next time, and be zeros on some ranks. $X$ need not ask for a gradient, and
 #   using it does not make it ask. $X$ may also go through the layer twice, and past it: then its gradients
-#   add up, as a parameter's do over several backwards.
+#   add up, as a parameter's do over several backwards. A graph that is kept (`retain_graph=True`) may go
+#   backward twice.
 # * **Memory**: until its backward, a linear layer keeps its input alone, and the operators keep nothing. Once
 #   backward is over, and under `torch.no_grad()`, a layer keeps no tensor of the call.
 # * **What is cut**, a layer or an MLP, is left as it is, and torch's generator is not seeded by cutting it.

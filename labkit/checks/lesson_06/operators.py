@@ -14,6 +14,7 @@ from labkit.checks.exercise import Evidence, Finding, Judge, Run, every, own_ent
 from labkit.checks.lesson_06.unasked import asks_nothing
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
+from labkit.checks.shared.back_twice import back_twice
 from labkit.checks.shared.beside import calls_are, nbytes, on_each, same
 from labkit.checks.shared.calls_inside import INSIDE, calls_if_recorded, no_more_calls
 from labkit.checks.shared.places import enter_group, place_of
@@ -53,10 +54,11 @@ def _use(rank: Rank, name: str) -> None:
     """Before forward, and between it and backward, the operator is used in the group of all, where that is
     another one.
 
-    Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of
-    a call that another one follows; "output alone" of one without gradients, and "output alone later" of the
-    same when another one is over; and those of `_use_among_others`. Fact: asks, whether x asks for a gradient
-    after these. Recordings: without gradients, forward, backward, later.
+    Answers: output, input_grad, and "x after", "grad_output after"; "output later" and "gradient later" of a
+    call that another one follows; "gradient kept" and "gradient again" of two backwards through one graph, of
+    kind "values"; "output alone" of one without gradients, and "output alone later" of the same when another
+    one is over; and those of `_use_among_others`. Fact: asks, whether x asks for a gradient after these.
+    Recordings: without gradients, forward, backward, later.
     """
     group = enter_group(rank)
     x, grad_output = _arguments(rank.case, rank.inputs, rank.rank)
@@ -85,6 +87,11 @@ def _use(rank: Rank, name: str) -> None:
         later = first_of_two(lambda tensor: operator.apply(tensor, group), x, grad_output)
         for what, tensor in zip(("output", "gradient"), later, strict=True):
             rank.answer(f"{what} later", tensor)
+    with rank.attempt("callers-tensors"):
+        if rank.case.kind == "values":
+            back = back_twice(lambda tensor: operator.apply(tensor, group), x, grad_output)
+            for what, tensor in zip(("gradient kept", "gradient again"), back, strict=True):
+                rank.answer(what, tensor)
     with rank.attempt("callers-tensors"):
         _use_among_others(rank, lambda tensor: operator.apply(tensor, group), x, grad_output)
 
@@ -148,6 +155,8 @@ TOLD = {
     "output alone later": "output, without gradients, after another call",
     "output later": "output, after another call",
     "gradient later": "gradient of x, after another backward",
+    "gradient kept": "gradient of x, after another backward through the same graph",
+    "gradient again": "gradient of x, of a second backward through the same graph",
     "gradient made": "gradient of an x that another operation has made",
 }
 
@@ -179,6 +188,8 @@ def tensors_kept(output: Callable[[str, str], Judge], gradient: Callable[[str, s
         output("output alone later", "x"),
         output("output later", "x"),
         gradient("gradient later", "grad_output"),
+        gradient("gradient kept", "grad_output"),
+        gradient("gradient again", "grad_output"),
         gradient("gradient made", "grad_output"),
     )
 
