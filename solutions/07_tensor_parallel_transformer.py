@@ -89,7 +89,7 @@ draw_block(ranks=4)
 #   rank: inputs, gradients, and matrices to be cut. What you return keeps its values when you are called
 #   again. The next call may have another size, and a rank may have zeros. Inputs need not ask for a gradient,
 #   and using them does not make them ask. `torch.no_grad()` changes no number and no call; nor does `eval()`,
-#   except through dropout.
+#   except through dropout. A graph that is kept (`retain_graph=True`) may go backward twice.
 # * **Memory**: when a call's backward is over, or its result was let go, a module keeps no tensor of it.
 #   `GatherSequence` and `ReduceScatterSequence` keep none for their backward either.
 # * **Parameters** have the names and shapes of the stubs, in memory of their own: a rank has its blocks and

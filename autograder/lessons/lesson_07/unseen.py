@@ -194,6 +194,7 @@ def _products_cases(seed: int) -> list[Case]:
             "unseen: one bias alone is trained", "first-layer", 2, seed, **shape, frozen=ALL_BUT_ONE
         ),
         products_case("unseen: others frozen", "frozen", 3, seed, **shape, sequence=6, frozen=OTHERS),
+        products_case("unseen: zeros on a rank", "still", 3, seed, **shape, sequence=6, zeros_on=1),
         products_case("unseen: kept, without bias", "kept", 2, seed, **LARGE, bias=False),
         products_case("unseen: kept of a first layer", "kept", 2, seed, **LARGE, first_layer=True),
         products_case("unseen: neighbours", "subgroup", 4, seed, **shape, groups=NEIGHBOURS),

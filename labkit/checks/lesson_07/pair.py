@@ -15,6 +15,7 @@ from labkit.checks.exercise import Evidence, Exercise, Finding, Judge, Property,
 from labkit.checks.lesson_07.modules import PAIRS, TORCHS_OWN, group_alone, subgroup
 from labkit.checks.rank import Rank
 from labkit.checks.shared.again import first_of_two
+from labkit.checks.shared.back_twice import back_twice
 from labkit.checks.shared.beside import calls_are, is_refused, nbytes, same, stays_in_group
 from labkit.checks.shared.inside import as_inside
 from labkit.checks.shared.places import enter_group, groups_of, place_of
@@ -23,6 +24,10 @@ from labkit.checks.shared.surroundings import keeps_nothing, operator_keeps
 
 PAIR_ID = "07.sequence-parallel-pair"
 HANDED = {"gather": ("slice", "grad_whole"), "scatter": ("whole", "grad_slice")}  # x, and its gradient
+AGAIN = (
+    " where another follows through one graph",
+    " that follows another through one graph",
+)  # of a backward
 
 
 def pair_case(name: str, kind: str, ranks: int, seed: int, shape: Sequence[int], **params: Any) -> Case:
@@ -68,8 +73,9 @@ def _view(tensor: Tensor) -> Tensor:
 def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
     """Both operators, forward and backward, each rank with numbers of its own. Answers for each: "output
     alone", without gradients; output, input_grad, what was handed over afterwards, and "... later" of a call
-    that another one follows; and those of `_use_inside`. Between forward and backward a group of this rank
-    alone comes through, and before them where groups are tried.
+    that another one follows; "input_grad" and each of `AGAIN`, of two backwards through one graph, of kind
+    "values"; and those of `_use_inside`. Between forward and backward a group of this rank alone comes
+    through, and before them where groups are tried.
     """
     group, alone = enter_group(rank), group_alone(rank)
     gather, scatter = rank.student.GatherSequence, rank.student.ReduceScatterSequence
@@ -94,6 +100,11 @@ def _use_both(rank: Rank, view: Callable[[Tensor], Tensor]) -> None:
             out, of_input = first_of_two(partial(_applied, operator, group), given, back)
             rank.answer(f"{name} output later", out)
             rank.answer(f"{name} input_grad later", of_input)
+        with rank.attempt("callers-tensors"):
+            if rank.case.kind == "values":
+                of_inputs = back_twice(partial(_applied, operator, group), given, back)
+                for when, of_input in zip(AGAIN, of_inputs, strict=True):
+                    rank.answer(f"{name} input_grad{when}", of_input)
         _use_inside(rank, name, partial(_applied, operator, group), given.detach(), back)
 
 
@@ -267,7 +278,9 @@ EXERCISE = Exercise(
             " nothing is kept for backward.",
             "reduce a copy, into new memory each time",
             {
-                "values": every(_tensors_kept, _values(" later"), _gradients(" later")),
+                "values": every(
+                    _tensors_kept, _values(" later"), _gradients(" later"), *map(_gradients, AGAIN)
+                ),
                 "kept": keeps_nothing("gather kept", "scatter kept"),
             },
         ),

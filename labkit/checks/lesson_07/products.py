@@ -64,7 +64,8 @@ def _cases(seed: int) -> list[Case]:
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
     """For each group: x, weights and biases of `up` [inner, h] and `down` [h, inner], and a gradient; inner
-    and its gradient, for the products alone.
+    and its gradient, for the products alone. Where the case names a rank as `zeros_on`, x and the gradient of
+    the output are zeros there, and on the next one the block of down's weight, and so the gradient of inner.
     """
     p, groups = case.params, len(groups_of(case))
     lead = (groups, p["batch"], p["sequence"])
@@ -78,7 +79,11 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         "inner": (*lead, p["inner"]),
         "grad_inner": (*lead, p["inner"]),
     }
-    return {name: drawn(case, generator, *shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+    found = {name: drawn(case, generator, *shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+    for name, ranks_on in (("x", 0), ("grad_output", 0), ("down_weight", 1)) if "zeros_on" in p else ():
+        place = place_of(case, (p["zeros_on"] + ranks_on) % case.ranks)
+        place.block(found[name][place.index], DIVIDED[name]).zero_()
+    return found
 
 
 def _hand(case: Case, inputs: Inputs, rank: int) -> Inputs:
@@ -105,9 +110,10 @@ def _two_products(state: dict[str, Tensor], up: Products, down: Products, bias: 
 def _use_both(rank: Rank) -> None:
     """Forward and backward through both products; between them they are used once more, in a group of this
     rank alone. In a case "first-layer" x asks for no gradient. Then the same once more, with the same tensors
-    and gradients that add up, of an x that another operation has made, and a forward without gradients.
-    Answers: output, grad.NAME; sum.NAME, after both; evaluated. Fact: asks, which tensors ask for a gradient
-    afterwards and did not before. Recordings: of each.
+    and gradients that add up, of an x that another operation has made, and a forward without gradients; at
+    last backward through the first graph again. Answers: output, grad.NAME; sum.NAME, after both; evaluated;
+    again.NAME, of parameters. Fact: asks, which tensors ask for a gradient afterwards and did not before.
+    Recordings: of each.
     """
     group, alone, bias = enter_group(rank), group_alone(rank), rank.params.get("bias", True)
     state = _state(rank)
@@ -122,7 +128,8 @@ def _use_both(rank: Rank) -> None:
     other = {name: 1 - tensor.detach() for name, tensor in state.items()}
     _two_products(other, lambda *a: column(*a, alone), lambda *a: row(*a, alone), bias)
     with rank.attempt("input-gradients"), rank.recording("backward"):
-        (out * rank.inputs["grad_output"]).sum().backward()
+        loss = (out * rank.inputs["grad_output"]).sum()
+        loss.backward(retain_graph=True)
     for name, tensor in state.items():
         rank.answer(f"grad.{name}", tensor.grad)
     with rank.attempt("parameter-gradients"):
@@ -136,6 +143,13 @@ def _use_both(rank: Rank) -> None:
         rank.answer("evaluated", forward(state["x"]))
     asked = _state(rank)
     rank.fact("asks", [name for name, t in state.items() if t.requires_grad != asked[name].requires_grad])
+    if rank.case.kind == "values":
+        with rank.attempt("parameter-gradients"), rank.recording("second backward"):
+            for tensor in state.values():
+                tensor.grad = None
+            loss.backward()
+        for name in CUT:
+            rank.answer(f"again.{name}", state[name].grad)
 
 
 def _use_views(rank: Rank) -> None:
@@ -256,6 +270,9 @@ def _right_gradients(*names: str) -> Judge:
                     yield same(told, own, answer, f"grad.{name}")
                     told = f"{told}, added to by a second pass"
                     yield same(told, (1 + SECOND) * own, answer, f"sum.{name}")
+                    if evidence.case.kind == "values" and name in CUT:
+                        told = f"gradient of {name}, of a second backward through one graph"
+                        yield same(told, own, answer, f"again.{name}")
 
     return judge
 
@@ -307,6 +324,7 @@ EXERCISE = Exercise(
         "bare": _USED,
         "first-layer": _USED,
         "frozen": _USED,
+        "still": _USED,
         "low": _USED,
         "layout": Run(_use_views, _inputs, _hand, ProductsEvidence),
         "subgroup": _USED,
@@ -325,12 +343,14 @@ EXERCISE = Exercise(
             "input-gradients",
             "numbers",
             2,
-            "Each rank has its tokens of the gradient of x, also where weight or bias ask for none.",
+            "Each rank has its tokens of the gradient of x, also where weight or bias ask for none, or a rank"
+            " has zeros.",
             "reduce-scatter the gradient of the gathered x",
             {
                 "values": _right_gradients("x"),
                 "layout": _gradient_kept,
                 "frozen": every(_right_gradients("x"), _asks_nothing),
+                "still": _right_gradients("x", *CUT),
                 "first-layer": _asks_nothing,
             },
         ),
