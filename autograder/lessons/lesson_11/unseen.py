@@ -40,12 +40,19 @@ def _merge_cases(seed: int) -> list[Case]:
         merge_case("unseen: nothing seen at all", "empty", [s, d], first, seed, blind=s * ["both"]),
         merge_case("unseen: one query", "values", [2, s, d], first, seed, queries=1, dtype="float32"),
         merge_case("unseen: far behind", "values", [1, s, d], first, seed, behind=_behind(draw, s)),
+        merge_case("unseen: zeros and an lse of 0", "values", [2, s, d], first, seed, **_like_nothing(draw)),
     ]
 
 
 def _behind(draw: Random, rows: int) -> list[float]:
     """Of parts whose weights float64 can add and few tolerances see, in either order."""
     return [draw.choice((-1, 1)) * draw.uniform(12.0, 20.0) for _ in range(rows)]
+
+
+def _like_nothing(draw: Random) -> dict[str, str]:
+    """A part with an output of zeros, and one with an lse of 0, as sets of keys that were seen have them."""
+    zeros, level = draw.sample(("one", "other"), 2)
+    return {"zeros": zeros, "level": level}
 
 
 def _block_cases(seed: int) -> list[Case]:
@@ -121,6 +128,8 @@ def _heads_cases(seed: int) -> list[Case]:
         ),
         heads_case("unseen: alone", "alone", 1, [2, 3, size, d], 3, seed),
         heads_case("unseen: one head of keys", "refused", 2, [1, 4, 2 * size, d], 1, seed),
+        # more than there are ranks, some of which they have in common
+        heads_case("unseen: six heads of keys", "refused", 4, [1, 12, 4 * size, d], 6, seed),
         heads_case("unseen: five heads", "refused", 3, [1, 5, 3 * size, d], 5, seed),
     ]
 

@@ -34,6 +34,7 @@ from labkit.checks.shared.places import enter_group, groups_of, place_of
 from labkit.checks.shared.proportion import in_proportion
 
 PARTS = ("q", "k", "v")
+AGAIN = "second backward"  # what is recorded of one through the same graph
 
 
 def heads_case(
@@ -113,8 +114,9 @@ class WholeSequences(Evidence):
 def _attend(rank: Rank) -> None:
     """Answers out and grad.q, .k, .v; evaluated, of `others` without a graph; partly.NAME and
     grad.partly.NAME of the same inputs as out, of which only that one needs a gradient; recordings forward,
-    of each, backward, `BACKWARD_OF_ONE`; of kind "values" what `differentiate_after_another` answers. Facts:
-    changed; attended: of each call the shapes of queries and keys of each time that attention was asked for.
+    of each, backward, `BACKWARD_OF_ONE`; of kind "values" what `differentiate_after_another` answers, and
+    again.NAME, half of what a second backward with twice the gradient gives. Facts: changed; attended: of
+    each call the shapes of queries and keys of each time that attention was asked for.
     Between forward and backward there are other forwards, as there are in a model of more layers.
     """
     group = enter_group(rank)
@@ -153,7 +155,12 @@ def _attend_often(rank: Rank, group: dist.ProcessGroup, leaves: Sequence[Tensor]
     rank.fact("attended", [list(one) for one in attended])
     rank.answer("out", out)
     with rank.attempt("gradients"), rank.recording("backward"):
-        (out * as_handed(rank, "grad")).sum().backward()
+        (out * as_handed(rank, "grad")).sum().backward(retain_graph=True)
+    if rank.case.kind == "values":
+        with rank.attempt("gradients"), rank.recording(AGAIN):
+            back = torch.autograd.grad(out, list(leaves), 2 * as_handed(rank, "grad"))
+            for name, tensor in zip(PARTS, back, strict=True):
+                rank.answer(f"again.{name}", tensor / 2)
 
 
 def _attend_elsewhere(rank: Rank, half: dist.ProcessGroup) -> None:
@@ -224,6 +231,13 @@ def _are_gradients(evidence: WholeSequences) -> Iterator[Finding]:
             told = f"gradient of {name} from the whole sequence"
             yield same(told, evidence.own(answer.rank, name), answer, f"grad.{name}")
         yield unchanged(evidence, answer)
+
+
+def _gradients_again(evidence: WholeSequences) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        for name in PARTS:
+            told = f"gradient of {name} in a second backward through one graph"
+            yield same(told, evidence.own(answer.rank, name), answer, f"again.{name}")
 
 
 def _gradients_of_one(evidence: WholeSequences) -> Iterator[Finding]:
@@ -307,7 +321,7 @@ EXERCISE = Exercise(
             3,
             "The gradients of q, k and v are those of the whole sequence.",
             "the gradient of an exchange is the exchange the other way round",
-            {"values": every(_are_gradients, _gradients_of_one, _gradients_after_another)},
+            {"values": every(_are_gradients, _gradients_again, _gradients_of_one, _gradients_after_another)},
             {"low": _gradients_about, **dict.fromkeys(("subgroup", "alone"), _gradients_of_one)},
         ),
         Property(

@@ -29,7 +29,8 @@ def merge_case(name: str, kind: str, shape: list[int], first: int, seed: int, **
     not lie together in memory. scale: of the scores. below: how far all scores are below those drawn. behind:
     how far those of the second part are, in each row. blind: the keys that the first rows do not see where
     the kind is "empty": of both parts, of one or of the other; it is the next rows in the next head.
-    queries: as many, default s, which is how many keys there are.
+    queries: as many, default s, which is how many keys there are. zeros: the part whose values, and so its
+    output, are zeros, of keys that are seen. level: the part whose lse is exactly 0, in every row.
     """
     return Case(name, 1, {"shape": shape, "first": first, **params}, seed, kind=kind)
 
@@ -69,14 +70,18 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
         d = case.params["shape"][-1]
         q[..., -1], k[..., -1] = -(d**0.5) * torch.tensor(case.params["behind"], dtype=q.dtype), 0.0
         k[..., first:, -1] = 1.0
+    halves = {"one": slice(0, first), "other": slice(first, None)}
+    if "zeros" in case.params:
+        drawn["v"][..., halves[case.params["zeros"]], :] = 0.0
     parts: Inputs = {}
-    for name, keys in (("one", slice(0, first)), ("other", slice(first, None))):
+    for name, keys in halves.items():
         partial = whole_attention(q, k[..., keys, :], drawn["v"][..., keys, :], visible[..., keys])
         parts |= {f"{name}.out": partial[0], f"{name}.lse": partial[1]}
     whole = whole_attention(q, k, drawn["v"], visible)
     found = {**parts, "whole.out": whole[0], "whole.lse": whole[1]}
+    level = found[f"{case.params['level']}.lse"].clone() if "level" in case.params else 0.0
     for name in ("one", "other", "whole"):  # all scores of a row less by as much: so is its lse, and no more
-        found[f"{name}.lse"] -= case.params.get("below", 0.0)
+        found[f"{name}.lse"] -= case.params.get("below", 0.0) + level
     return {name: t.to(dtype_of(case)) for name, t in found.items()}
 
 
