@@ -67,7 +67,7 @@ def _block_cases(seed: int) -> list[Case]:
         block_case("unseen: ragged", "ragged", [1, heads, block * blocks + 1, 3], block, seed),
         block_case("unseen: blocks of one", "ragged", [2, 1, 5, 3], 1, seed),
         block_case("unseen: many blocks and one token", "ragged", [1, 1, 12 * block + 1, 3], block, seed),
-        block_case("unseen: two blocks", "values", [1, heads, 2 * block, 2], block, seed),
+        block_case("unseen: two blocks", "values", [1, heads, 2 * block, 2], block, seed, blank=block),
         block_case("unseen: your own merge", "own-parts", [heads, 1, 3 * block, 3], block, seed),
     ]
 
@@ -101,15 +101,25 @@ def _cut_cases(seed: int) -> list[Case]:
 
 
 def _ring_cases(seed: int, fewest: int = 0) -> list[Case]:
-    """fewest: dimensions before [c, d]; a forward that goes from head to head needs one."""
+    """fewest: dimensions before [c, d]; a forward that goes from head to head needs one, and has a rank with
+    values of zeros.
+    """
     draw = Random(f"11/ring/{seed}")
     size, d, heads = draw.randint(1, 3), draw.randint(2, 5), draw.randint(1, 3)
     before = draw.choice([[1, heads], [2, 1, heads]])
-    more = {"groups": PAIR_AND_ONE}
+    more, blank = {"groups": PAIR_AND_ONE}, {"blank": [0]} if fewest else {}
     return [
         ring_case("unseen: five ranks", "values", 5, [1, heads, 10 * size, d], seed),
         ring_case("unseen: large", "values", 3, [heads, 12 * size, 4], seed, scale=500.0),
-        ring_case("unseen: two ranks, float32", "values", 2, [2, heads, 4 * size, d], seed, dtype="float32"),
+        ring_case(
+            "unseen: two ranks, float32",
+            "values",
+            2,
+            [2, heads, 4 * size, d],
+            seed,
+            dtype="float32",
+            **blank,
+        ),
         ring_case("unseen: a pair and one", "subgroup", 3, [*before, 4 * size, d], seed, **more),
         ring_case("unseen: alone", "alone", 1, [*[heads] * fewest, 2 * size, d], seed),
     ]

@@ -38,7 +38,7 @@ MOST_PASSES = (
 
 
 def block_case(name: str, kind: str, shape: list[int], block: int, seed: int, **params: object) -> Case:
-    """shape: [..., s, d]. scale: of the scores."""
+    """shape: [..., s, d]. scale: of the scores. blank: so many of the first tokens have values of zeros."""
     sizes = {"shape": shape, "block": block, **params}
     return Case(name, 1, sizes, seed, kind=kind, own_parts=kind == "own-parts")
 
@@ -60,7 +60,9 @@ def _cases(seed: int) -> list[Case]:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Inputs:
-    return queries_keys_values(case, generator)
+    found = queries_keys_values(case, generator)
+    found["v"][..., : case.params.get("blank", 0), :] = 0.0
+    return found
 
 
 def _inputs_of_calls(case: Case, generator: torch.Generator) -> Inputs:

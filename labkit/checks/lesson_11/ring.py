@@ -29,7 +29,7 @@ TORCHS_OWN = (
 
 def ring_case(name: str, kind: str, ranks: int, shape: list[int], seed: int, **params: Any) -> Case:
     """shape: [..., s, d] of the whole sequence. scale: of the scores. quiet: ranks whose outputs have
-    a gradient of zeros.
+    a gradient of zeros. blank: ranks whose tokens have values of zeros.
     """
     return Case(name, ranks, {"shape": shape, **params}, seed, kind=kind, timeout=PATIENCE)
 
@@ -49,10 +49,11 @@ def ring_inputs(case: Case, generator: torch.Generator) -> Inputs:
     """One sequence for each group: [groups, ..., s, d]."""
     each = [queries_keys_values(case, generator, "grad") for _ in groups_of(case)]
     found = {name: torch.stack([one[name] for one in each]) for name in each[0]}
-    for rank in case.params.get("quiet", []):
-        place = place_of(case, rank)
-        own = zigzag(case.params["shape"][-2], place.position, place.size)
-        found["grad"][place.index][..., own, :] = 0.0
+    for name, ranks in (("grad", "quiet"), ("v", "blank")):
+        for rank in case.params.get(ranks, []):
+            place = place_of(case, rank)
+            own = zigzag(case.params["shape"][-2], place.position, place.size)
+            found[name][place.index][..., own, :] = 0.0
     return found
 
 

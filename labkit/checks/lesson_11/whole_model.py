@@ -3,6 +3,7 @@ to that of one process."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,7 +54,8 @@ def _train(rank: Rank) -> None:
     model that is there afterwards or is not, and changed: what is no longer as it was in the whole model.
     Before, another model is made, of other groups; afterwards this one is evaluated on one sequence, of
     another length, and on the shortest sequence: answer shortest. Then loss.STEPS and grad.STEPS.NAME, of a
-    loss that others follow before its backward.
+    loss that others follow before its backward; and the last tokens with a graph once more, with weights of
+    0: answer even.
     """
     context, tensor, batch = _groups(rank)
     by_itself = _bytes_held(rank, lambda: _whole(rank), context, tensor, batch)[1]
@@ -108,11 +110,21 @@ def _steps(rank: Rank, model: Any) -> None:
         _evaluate(rank, model, between)
         _differentiate(rank, model, loss, STEPS)
         rank.answer(f"loss.{STEPS}", loss)
+    with rank.attempt("losses"), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        with torch.enable_grad(), rank.recording("with weights of 0"):
+            loss = _called(rank, model, STEPS - 1)
+        rank.answer("even", loss)
 
 
 def _loss_of(rank: Rank, model: Any, step: int) -> Tensor:
     with rank.recording("forward"):
-        loss: Tensor = model.loss(rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone())
+        return _called(rank, model, step)
+
+
+def _called(rank: Rank, model: Any, step: int) -> Tensor:
+    loss: Tensor = model.loss(rank.inputs["ids"][step].clone(), rank.inputs["targets"][step].clone())
     return loss
 
 
@@ -156,6 +168,13 @@ def _losses(evidence: OneProcess) -> Iterator[Finding]:
         if evidence.shortest is not None:
             told = "after training, in a call with one row and fewer tokens: the mean over all targets"
             yield same(told, evidence.shortest, answer, "shortest")
+
+
+def _told_anew(evidence: OneProcess) -> Iterator[Finding]:
+    told = "of tokens that had a loss before, with weights that are all 0 now: log V"
+    for answer in evidence.answers:
+        even = torch.full_like(evidence.losses[-1], math.log(evidence.case.params["vocabulary"]))
+        yield same(told, even, answer, "even")
 
 
 def _loss_among_others(evidence: OneProcess, answer: RankAnswer) -> Finding:
@@ -209,7 +228,7 @@ EXERCISE = Exercise(
             "In each of two steps, and in a shorter call after them, every rank has the mean over all"
             " targets of the batch.",
             "positions were counted from 0 on every rank",
-            {"values": _losses},
+            {"values": every(_losses, _told_anew)},
         ),
         Property(
             "gradients",
