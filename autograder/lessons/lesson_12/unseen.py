@@ -136,7 +136,9 @@ def _exchange_cases(seed: int) -> list[Case]:
         exchange_case("unseen: five ranks, float16", "values", 5, local, h, most, seed, dtype="float16"),
         exchange_case("unseen: two ranks, float32", "values", 2, local, h, most, seed, dtype="float32"),
         exchange_case("unseen: there and back", "twice", 2, local, h, most, seed),
-        exchange_case("unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3], still=[1]),
+        exchange_case(
+            "unseen: idle", "idle", 4, local, h, most, seed, silent=[0, 3], deaf=[3], still=[1], blank=[2]
+        ),
         exchange_case("unseen: strided", "strided", 3, 2, h, most, seed, dtype="float32"),
         exchange_case("unseen: columns of a wider matrix", "strided", 3, 2, h, most, seed, columns=True),
         exchange_case("unseen: a pair and one", "subgroup", 3, local, h, most, seed, groups=PAIR_AND_ONE),

@@ -39,9 +39,10 @@ def exchange_case(
     name: str, kind: str, ranks: int, local: int, hidden: int, most: int, seed: int, **params: Any
 ) -> Case:
     """local: experts of a rank. most: rows of a rank for an expert. silent, deaf: the ranks that send
-    nothing, and that get nothing. still: those whose rows get gradients of zero. late: the ranks that come
-    last to what is recorded. whole: the dtype of counts, default int64. beside: so many are added to each
-    count. columns: views are columns of a wider matrix, and not a matrix stored column after column.
+    nothing, and that get nothing. still: those whose rows get gradients of zero. blank: those whose rows are
+    zeros. late: the ranks that come last to what is recorded. whole: the dtype of counts, default int64.
+    beside: so many are added to each count. columns: views are columns of a wider matrix, and not a matrix
+    stored column after column.
     """
     return Case(name, ranks, {"local": local, "hidden": hidden, "most": most, **params}, seed, kind=kind)
 
@@ -91,8 +92,9 @@ def _inputs(case: Case, generator: torch.Generator) -> Inputs:
                 "rows": drawn(case, generator, int(between[position].sum()), case.params["hidden"]),
                 "grad": drawn(case, generator, int(between[:, position].sum()), case.params["hidden"]),
             }
-            if rank in case.params.get("still", []):
-                own["grad"].zero_()
+            for name, ranks in (("grad", "still"), ("rows", "blank")):
+                if rank in case.params.get(ranks, []):
+                    own[name].zero_()
             inputs |= {f"{name}.{rank}": tensor.clone() for name, tensor in own.items()}
     return inputs
 
@@ -115,9 +117,9 @@ def _exchange_counts(rank: Rank) -> None:
 
 
 def _exchange(rank: Rank) -> None:
-    """Answers out, grad; recordings forward and backward, both times; facts kept: bytes of tensors kept for
-    backward and larger than splits, be it by a view of nothing; beside: bytes of all else that is kept,
-    beside what came.
+    """Answers out, grad, and "grad again", half of what a second backward with twice the gradient gives;
+    recordings forward and backward, both times; facts kept: bytes of tensors kept for backward and larger
+    than splits, be it by a view of nothing; beside: bytes of all else that is kept, beside what came.
     """
     _send(rank, enter_group(rank))
 
@@ -144,7 +146,8 @@ def _send(rank: Rank, group: Any) -> None:
             (out * rank.inputs["grad"]).sum().backward(retain_graph=True)
         rank.answer("grad", leaf.grad)
         with rank.recording("backward"):
-            torch.autograd.grad(out, leaf, 2.0 * rank.inputs["grad"])
+            (again,) = torch.autograd.grad(out, leaf, 2.0 * rank.inputs["grad"])
+        rank.answer("grad again", again / 2.0)
 
 
 def _strided(rank: Rank) -> None:
@@ -237,6 +240,11 @@ def _gradients(evidence: Evidence, answer: RankAnswer) -> Finding:
     return same("gradients of this rank's rows, back from where they went", expected, answer, "grad")
 
 
+def _gradients_again(evidence: Evidence, answer: RankAnswer) -> Finding:
+    expected = _exchanged(evidence, answer, "grad", "received")
+    return same("gradients of a second backward through one graph", expected, answer, "grad again")
+
+
 def _home(evidence: Evidence) -> Iterator[Finding]:
     """Each row r comes back as r x g, and what g was is known from where the row went."""
     for answer in evidence.answers:
@@ -324,7 +332,7 @@ EXERCISE = Exercise(
             2,
             "Each row's gradient comes back to it, also where another call came between.",
             "what was received is sent now: the splits change places; each call has its own",
-            {"values": on_each(_gradients), "twice": _home},
+            {"values": every(on_each(_gradients), on_each(_gradients_again)), "twice": _home},
         ),
         Property(
             "messages",

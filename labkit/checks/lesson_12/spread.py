@@ -177,6 +177,13 @@ def _frozen_stay(evidence: Gathered) -> Iterator[Finding]:
         yield Finding(not thawed, told, f"{thawed} of their parameters are trained", answer.rank)
 
 
+def _frozen_kept(evidence: Gathered) -> Iterator[Finding]:
+    for answer in evidence.answers:
+        absent = answer.facts["absent"]
+        told = "a frozen router and frozen experts as the layer's own parameter and modules"
+        yield Finding(not absent, told, f"{absent} parameters are not among the layer's", answer.rank)
+
+
 def _plain_stay(evidence: Gathered) -> Iterator[Finding]:
     for answer in evidence.answers:
         if answer.rank in evidence.case.params.get("plain", []):
@@ -262,7 +269,7 @@ EXERCISE = Exercise(
             f"After {STEPS} steps router and experts are those of one process, and so are the gradients of"
             " the tokens in the last step, which is in evaluation.",
             "copies of the modules and the router that were handed over; or no gradients in evaluation",
-            {"values": _trained},
+            {"values": every(_trained, _frozen_kept)},
         ),
         Property(
             "messages",

@@ -33,8 +33,9 @@ class Built:
 
 
 def _build(rank: Rank, group: dist.ProcessGroup) -> Built:
-    """The other module is made after the one that is used: what a module needs is its own. Fact thawed: how
-    many of the other one's parameters are trained now.
+    """The other module is made after the one that is used: what a module needs is its own. Facts of the
+    router and the expert that it was handed: thawed, how many of their parameters are trained now; absent,
+    how many it does not have as its own.
     """
     router, experts = nn.Parameter(rank.inputs["router"].clone()), make_experts(rank.inputs)
     router.requires_grad_(not rank.params.get("frozen_router", False))
@@ -44,7 +45,9 @@ def _build(rank: Rank, group: dist.ProcessGroup) -> Built:
     small = nn.Parameter(router.new_zeros(rank.case.ranks, router.shape[1]), requires_grad=False)
     one = make_experts({p: rank.inputs[p][:1] for p in PARTS})[0].requires_grad_(False)
     other = rank.student.ExpertParallel(small, [one], 1, rank.group)
-    rank.fact("thawed", sum(p.requires_grad for p in (small, *one.parameters())))
+    handed, kept = (small, *one.parameters()), {id(p) for p in other.parameters()}
+    rank.fact("thawed", sum(p.requires_grad for p in handed))
+    rank.fact("absent", sum(id(p) not in kept for p in handed))
     return Built(module, router, experts, other)
 
 
