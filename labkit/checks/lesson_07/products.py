@@ -379,7 +379,7 @@ EXERCISE = Exercise(
             " go in 16 bits.",
             "an all_reduce where a reduce_scatter would do; or .float() in front of it",
             {"values": _gathers_and_scatters, "low": _gathers_and_scatters},
-            dict.fromkeys(("bare", "subgroup"), _gathers_and_scatters),
+            dict.fromkeys(("bare", "still", "subgroup"), _gathers_and_scatters),
         ),
         Property(
             "no-bias",
