@@ -38,8 +38,8 @@ def _show(
     traceback: TracebackType,
     tb_offset: int | None = None,
 ) -> None:
-    if isinstance(error, NameError | NotImplementedError):
-        unfinished.shorten(error, shell.user_ns.get("In", []))
+    if told := unfinished.explain(error, shell.user_ns.get("In", [])):
+        _have_shown(error, _wrapped(told))
     callers = up_to_the_call(traceback, error)
     if callers is not None:
         error.__cause__ = None  # whose frames are labkit's, too
@@ -47,11 +47,14 @@ def _show(
             *frames, told = shell.InteractiveTB.structured_traceback(kind, error, callers, tb_offset)
             if kind is KeyError:
                 told = told.replace(str(error), str(error.args[0]))  # its own text is in quotes
-            lines = [*frames, *_wrapped(told)]
-            error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython's own hook
+            _have_shown(error, [*frames, *_wrapped(told)])
     # Of a SyntaxError IPython shows frames if it is told that code ran: none did where a cell is no Python.
     ran = callers is None and not all(map(_is_librarys, _all(traceback)))
     shell.showtraceback((kind, error, callers or traceback), tb_offset=tb_offset, running_compiled_code=ran)
+
+
+def _have_shown(error: BaseException, lines: list[str]) -> None:
+    error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython's own hook for this
 
 
 def up_to_the_call(traceback: TracebackType, error: BaseException) -> TracebackType | None:

@@ -6,24 +6,11 @@ A cell below an unsolved exercise cannot work, and a page of frames says no more
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Sequence
 
 STUB = re.compile(r"\d\d\.[\w-]+: not written yet")  # what the stub of every exercise raises
 
 _ID = re.compile(r"""["'](\d\d)\.[a-z]""")  # how an exercise's id begins, in a cell
-
-_WIDTH = 104  # characters in a line beside JupyterLab's file browser; it breaks longer ones inside a word
-
-
-def shorten(error: BaseException, cells: Sequence[str]) -> None:
-    """Have IPython show `error` in the words of `explain`, where there are any."""
-    text = explain(error, cells)
-    if text:
-        lines = textwrap.wrap(
-            text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        )
-        error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # IPython's own hook for this
 
 
 def explain(error: BaseException, cells: Sequence[str]) -> str:
