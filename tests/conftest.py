@@ -5,6 +5,7 @@ LABKIT_REQUIRE names what must be there, by marker: `LABKIT_REQUIRE=browser,sand
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -126,3 +127,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
     finally:
         left = cluster.stop()
     assert left == []
+
+
+@pytest.fixture
+def no_other_objects() -> Iterator[None]:
+    """What the tests before have left would be gone through each time something is weighed, for seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -8,6 +8,8 @@ import torch
 from labkit.checks.shared.generator_states import is_generator_state
 from labkit.checks.shared.holding import held_since, holding
 
+pytestmark = pytest.mark.usefixtures("no_other_objects")
+
 
 @pytest.mark.parametrize("seed", [0, 7, 2**63, 2**64 - 1])
 def test_a_state_is_one_however_much_was_drawn(seed: int) -> None:

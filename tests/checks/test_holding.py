@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +12,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from labkit.checks.shared.holding import held_since, holding
 
-
-@pytest.fixture(autouse=True)
-def _no_other_objects() -> Iterator[None]:
-    """What the tests before have left would be gone through each time, for seconds."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("no_other_objects")
 
 
 def compressed() -> tuple[Tensor, Tensor, Tensor]:

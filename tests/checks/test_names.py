@@ -16,6 +16,8 @@ from labkit.checks.shared.held import bytes_kept
 from labkit.checks.shared.holding import bytes_of_names, held_since, holding
 from labkit.checks.source.submission import MODULE_NAME
 
+pytestmark = pytest.mark.usefixtures("no_other_objects")
+
 COUNT = 10_000
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autograder.grade.reference import graded_submission, solved_cells
+from autograder.selftest.outcomes import Outcomes
+from autograder.selftest.trials import Trial
 from autograder.selftest.wrong_answers import wrong_answers
 from labkit.checks import registry
 from labkit.checks.case import Case
@@ -14,6 +16,13 @@ from labkit.checks.judge import NOT_REACHED, judge_exercise
 from labkit.checks.practice import run_on_host
 from labkit.checks.report import Report
 from labkit.checks.source.submission import Cell
+
+ON_RECORD = "on record in benchmarks/results/trials as it is now"
+
+
+def is_on_record(trial: Trial) -> bool:
+    """Whether this passed in a sandbox, on all cases, as it and its checks are now."""
+    return Outcomes(trial.exercise.lesson, "bubblewrap").of(trial) is not None
 
 
 def graded(exercise: Exercise, cells: list[Cell], cases: list[Case]) -> Report:

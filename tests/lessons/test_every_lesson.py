@@ -12,11 +12,10 @@ import os
 from itertools import groupby
 
 import pytest
-from lesson_grading import graded, solved_but
+from lesson_grading import ON_RECORD, graded, is_on_record, solved_but
 from turn import EVERYTHING, SAMPLE, part_of, today
 
 from autograder.grade.reference import all_cases, graded_lessons, solved_cells, stub_cells
-from autograder.selftest.outcomes import Outcomes
 from autograder.selftest.trials import trials
 from autograder.selftest.wrong_answers import WrongAnswer, wrong_answers
 from labkit.checks import registry
@@ -42,8 +41,8 @@ def leave_what_is_on_record(exercise: Exercise, trial_name: str) -> None:
     """Where a sample of all tests is run, skip what passed in a sandbox as it is now and has not its turn."""
     if SAMPLE in os.environ and exercise not in part_of(EXERCISES, DAYS, today()):
         trial = next(t for t in trials(exercise.lesson, [1], [exercise.id]) if t.name == trial_name)
-        if Outcomes(exercise.lesson, "bubblewrap").of(trial):
-            pytest.skip(f"on record in benchmarks/results/trials as it is now; tried every {DAYS} days")
+        if is_on_record(trial):
+            pytest.skip(f"{ON_RECORD}; tried every {DAYS} days")
 
 
 @exercises
