@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autograder.attacks import (
+    borrowing,
     cheating,
     detouring,
     disguising,
@@ -19,6 +20,7 @@ from autograder.attacks import (
 from autograder.attacks.attack import Attack
 
 FAMILIES = (
+    borrowing,
     cheating,
     detouring,
     disguising,

@@ -40,7 +40,7 @@ def _reached(id: str, says: str, how: str, above: str = "import labkit") -> Atta
     return Attack(id, says, backward, above, flagged=True, right_numbers=True)
 
 
-def _quietly(id: str, says: str, how: str, above: str) -> Attack:
+def quietly(id: str, says: str, how: str, above: str) -> Attack:
     return _reached(id, says, NAMED + textwrap.dedent(how).strip(), above)
 
 
@@ -198,7 +198,7 @@ ATTACKS = [
                     return found
         """,
     ),
-    _quietly(
+    quietly(
         "record-by-redirection",
         "redirects another attribute of the interpreter's than where it writes to",
         f"""
@@ -213,7 +213,7 @@ ATTACKS = [
             _stream = "modules"
         """,
     ),
-    _quietly(
+    quietly(
         "record-by-wrapping",
         "has what wraps functions copy the attributes that it names",
         BY_LOOKING,
@@ -227,7 +227,7 @@ ATTACKS = [
             return kept.__dict__[name]
         """,
     ),
-    _quietly(
+    quietly(
         "record-by-pattern-of-a-dataclass",
         "looks up an attribute by a pattern of a dataclass, of which it says that everything is one",
         BY_LOOKING,
@@ -241,7 +241,7 @@ ATTACKS = [
                     return found
         """,
     ),
-    _quietly(
+    quietly(
         "record-by-tree",
         "has what reads trees look up what it says is a member of an enum",
         f"""
@@ -250,7 +250,7 @@ ATTACKS = [
         """,
         "from torch.utils._pytree import enum_object_hook",
     ),
-    _quietly(
+    quietly(
         "record-by-field",
         "renames a field of a dataclass, whose name stands in what is run for another",
         f"""
@@ -272,7 +272,7 @@ ATTACKS = [
             x: int = 0
         """,
     ),
-    _quietly(
+    quietly(
         "record-by-dispatch",
         "registers a function whose annotation is a text, which is run for its class",
         f"""
@@ -293,7 +293,7 @@ ATTACKS = [
             pass
         """,
     ),
-    _quietly(
+    quietly(
         "record-by-temporary-file",
         "puts something else in the place of a temporary file's own, whose attributes it has",
         BY_LOOKING,
@@ -307,7 +307,7 @@ ATTACKS = [
                 return found
         """,
     ),
-    _quietly(
+    quietly(
         "record-by-compiler",
         "has torch compile something with a compiler of its own, which puts names into its code",
         BY_LOOKING,

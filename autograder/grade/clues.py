@@ -30,12 +30,14 @@ from autograder.grade.taken_out import taken_out
 from autograder.grade.watched_names import (
     ATTRIBUTES,
     BY_ANY_NAME,
+    BY_NAME,
     CALLS,
     FIELD,
     FIELDS,
     GRADING_WORDS,
     HAS_ALL_NAMES,
     INTERPRETER,
+    OF_A_MODULE,
     OF_OBJECTS,
     OFTEN_DEFINED,
     ONLY_ASKED,
@@ -192,7 +194,7 @@ def _by_itself(node: ast.AST, line: int, around: _Around) -> Iterator[Clue]:
     """Clues that need no full name to be told, or are about all of a module's names."""
     yield from _of_a_call(node, line, around.calls)
     yield from _halves(node, line, around.calls)
-    if isinstance(node, ast.Attribute) and is_one_too_long(node):
+    if is_one_too_long(node):
         yield Clue(line, TOO_LONG)
     yield from _replaces_reading(node, line, around.given.get(node))
     if not _reads_modules(node):
@@ -337,6 +339,8 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield from (TOO_LONG for alias in names if not is_followed(alias.name))
             told = (alias for alias in names if alias.asname or alias.name not in PARTLY)
             yield from (why for alias in told if (why := import_told(alias.name)))
+        case ast.ImportFrom(level=int(level), module=module) if level:
+            yield f"imports {'.' * level}{module or ''}, from where it says that it stands ({BY_NAME})"
         case ast.ImportFrom(module=str(module)) if not is_followed(module):
             yield TOO_LONG
         case ast.ImportFrom(module=str(module), names=names):
@@ -351,8 +355,18 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             pass
         case ast.Attribute(attr=name) if name in ATTRIBUTES:
             yield f"reaches for {name}"
-        case ast.Attribute(attr="__module__", ctx=ast.Store()) | ast.Name(id="__module__", ctx=ast.Store()):
+        case ast.Attribute(attr="__module__", ctx=ast.Store()):
             yield "defines __module__"
+        case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) if name in OF_A_MODULE:
+            yield f"defines {name}"
+        case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)) if name in OF_A_MODULE:
+            yield f"defines {name}"
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) if name in OF_A_MODULE:
+            yield f"defines {name}"
+        case ast.alias(asname=str(name)) if name in OF_A_MODULE:
+            yield f"defines {name}"
+        case ast.keyword(arg=str(name)) if name in ATTRIBUTES:
+            yield f"reaches for {name}"
         case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value="__module__"), *_]):
             yield "defines __module__"
         case ast.Attribute(attr=name) if name in UNCOUNTED:

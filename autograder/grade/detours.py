@@ -12,7 +12,15 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from autograder.grade.annotations import names_in_annotations
-from autograder.grade.watched_names import ATTRIBUTES, BY_ANY_NAME, INTERPRETER, LOOKS_UP, UNPICKLES
+from autograder.grade.watched_names import (
+    ATTRIBUTES,
+    BY_ANY_NAME,
+    INTERPRETER,
+    KEPT_IN_FILES,
+    LOOKS_UP,
+    RENAMED,
+    UNPICKLES,
+)
 
 _UNKNOWN = "\0"  # in a text that is put together: what is only known when it runs
 _WORD = re.compile(r"\w+")
@@ -39,6 +47,11 @@ def detours(statement: ast.stmt) -> Iterator[tuple[int, str]]:
     called = {node.func for node in nodes if isinstance(node, ast.Call)}
     looked_up = {name for node in nodes for name in _names_of_a_looked_up_class(node)}
     put_aside = {name: way for node in nodes for name, way in _put_aside(node)}
+    for name, line in handed_on(statement).items():
+        if name in RENAMED:
+            yield line, f"gives {name} another name"
+        elif name == "open":
+            yield line, f"{KEPT_IN_FILES} {name}"
     for node in nodes:
         line = getattr(node, "lineno", statement.lineno)
         if node not in parts:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import labkit
-from autograder.grade.watched_names import MODULES, NEEDED, OF_LABKIT
+from autograder.grade.watched_names import IN_PART, MODULES, NEEDED, OF_LABKIT
 
 _LABKIT = Path(labkit.__file__).parent
 MOST_PARTS = 30  # of a dotted name that is followed; a person writes five or six
-TOO_LONG = f"goes through more than {MOST_PARTS} names in a row, which are not followed"
+LONGEST = 100  # characters of each of them: it is told again wherever it is used
+TOO_LONG = (
+    f"goes through more than {MOST_PARTS} names in a row, or one of more than {LONGEST} characters, which "
+    "are not followed"
+)
 
 
 def import_told(name: str) -> str:
@@ -35,7 +39,10 @@ def _is_installed(package: str) -> bool:
 
 
 def is_inner(name: str) -> bool:
-    """Whether it is a module of labkit that is behind what exercises use."""
+    """Whether it is a module of labkit, torch, numpy or matplotlib that is behind what exercises use."""
+    top, dot, _ = name.partition(".")
+    if top in IN_PART:
+        return bool(dot) and _is_beside(top, name)
     if not name.startswith("labkit.") or name in OF_LABKIT or name.startswith(OF_LABKIT[:2]):
         return False
     path = _LABKIT.joinpath(*name.split(".")[1:])
@@ -43,6 +50,29 @@ def is_inner(name: str) -> bool:
         return path.is_dir() or path.with_suffix(".py").is_file()
     except OSError:  # a longer name than a file can have
         return False
+
+
+@lru_cache(maxsize=10_000)
+def _is_beside(top: str, name: str) -> bool:
+    """Whether it is a module of a library of which exercises need others. What is private is told anyway."""
+    used = IN_PART[top]
+    if name in used or name.startswith(tuple(each for each in used if each.endswith("."))):
+        return False
+    if any(part.startswith("_") for part in name.split(".")):
+        return False
+    home = _folder_of(top).joinpath(*name.split(".")[1:])
+    try:
+        return home.is_dir() or home.with_suffix(".py").is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+@cache
+def _folder_of(package: str) -> Path:
+    spec = find_spec(package)
+    assert spec is not None, f"{package} is needed to grade"
+    assert spec.origin is not None, f"{package} has no file"
+    return Path(spec.origin).parent
 
 
 def imported_names(statement: ast.stmt) -> dict[str, list[str]]:
@@ -97,13 +127,19 @@ def class_names(statement: ast.stmt) -> list[str]:
 
 
 def is_followed(dotted: str) -> bool:
-    """Whether a dotted name has no more than MOST_PARTS names."""
-    return dotted.count(".") < MOST_PARTS
+    """Whether a dotted name has no more than MOST_PARTS names, none of them longer than LONGEST."""
+    return dotted.count(".") < MOST_PARTS and max(map(len, dotted.split("."))) <= LONGEST
 
 
-def is_one_too_long(node: ast.Attribute) -> bool:
-    """Whether it is where a row of attributes becomes too long to be followed."""
-    inner: ast.expr = node
+def is_one_too_long(node: ast.AST) -> bool:
+    """Whether it is a name too long to be followed, or where a row of attributes becomes so."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) if len(name) > LONGEST:
+            return True
+        case ast.Attribute():
+            inner: ast.expr = node
+        case _:
+            return False
     for _ in range(MOST_PARTS):
         if not isinstance(inner, ast.Attribute):
             return False
@@ -117,4 +153,5 @@ def chain_of(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute) and len(names) < MOST_PARTS - 1:
         names.append(node.attr)
         node = node.value
-    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+    chain = ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+    return chain if is_followed(chain) else ""

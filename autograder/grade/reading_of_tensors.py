@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autograder.grade.detours import looks_up_a_class
 from autograder.grade.watched_names import FILE_METHODS, KEPT_IN_FILES, READ_BY
@@ -12,6 +12,7 @@ WORDS = {
     *("entries", "modules", "rendezvous", "_C", "mro"),  # of ATTRIBUTES: in a text these are plain words
     *("cpu", "clone", "contiguous"),  # of READ_BY
 }
+_TO_READ = ("r", "rb", "rt")
 OF_A_CLASS = "looks through the entries of a class that it looks up"
 
 
@@ -39,3 +40,13 @@ def of_files(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Attribute(attr=name) if name in FILE_METHODS:
             yield f"{KEPT_IN_FILES} {name}"
+        case ast.Call(func=ast.Name(id="open"), args=[_, *mode], keywords=named) if not _reads(mode, named):
+            yield f"{KEPT_IN_FILES} open"
+        case ast.Call(func=ast.Attribute(attr="open"), args=mode, keywords=named) if not _reads(mode, named):
+            yield f"{KEPT_IN_FILES} open"
+
+
+def _reads(given: Sequence[ast.expr], named: Sequence[ast.keyword]) -> bool:
+    """Whether a file is opened to be read, by the mode that comes first among these or by its name."""
+    modes = [*given[:1], *(each.value for each in named if each.arg in ("mode", None))]
+    return all(isinstance(each, ast.Constant) and each.value in _TO_READ for each in modes)

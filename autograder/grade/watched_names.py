@@ -16,6 +16,7 @@ UNRECORDED = "sends past what is recorded"
 BY_TEXT, INTO_ANOTHER = "looks up attributes by text", "puts names into another module"
 AFTER = "runs when the answer has been written"
 PICKLED_ELSEWHERE = "runs code from data that another rank sends"
+BESIDE_IT = "what a submission is loaded beside"  # where it is graded, and nowhere else
 _HOW = ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")  # ways of os.exec and os.spawn
 MODULES = {
     **dict.fromkeys(("socket", "urllib", "http", "requests", "ssl"), CONNECTS),
@@ -59,6 +60,22 @@ MODULES = {
     ),
     "torch.distributed.collective_utils": PICKLED_ELSEWHERE,
     **dict.fromkeys(("torch.utils.model_dump", "torch.utils.bundled_inputs"), RUNS_DATA),
+    "torch.compiler.load_cache_artifacts": RUNS_DATA,
+    **dict.fromkeys(("reference", "notebook", "inside"), BESIDE_IT),
+    "scipy.io": RUNS_DATA,
+    # A setting of matplotlib's, and what it draws with, are imported and called by a text.
+    **dict.fromkeys(
+        (
+            f"matplotlib.{home}{name}"
+            for home in ("", "pyplot.")
+            for name in (
+                *("rcParams", "rcParamsDefault", "rcParamsOrig", "RcParams", "rc", "rc_context", "rc_file"),
+                *("rc_params", "style", "switch_backend", "backend_registry", "FigureManagerBase"),
+            )
+        ),
+        BY_NAME,
+    ),
+    "scipy.LowLevelCallable": INTO_C,
     **dict.fromkeys(("torch.utils.collect_env", "torch.utils.hipify"), STARTS),
     "torch.utils.backend_registration": OPERATORS,
     **dict.fromkeys(("linecache", "tracemalloc", "bdb", "pdb", "trace"), STATE),
@@ -70,7 +87,11 @@ MODULES = {
     "resource": "the operating system",
     "shutil": "works on files",
     "unittest": "patches objects",
-    "IPython": "the notebook",
+    **dict.fromkeys(
+        ("IPython.display", "IPython.core.display", "IPython.core.display_functions", "IPython.lib.display"),
+        "the notebook",
+    ),
+    "IPython": RUNS_DATA,
     "nbgrader": "the grader",
     "autograder": "the grader",
     "labkit.checks": "the checks",
@@ -86,7 +107,50 @@ NEEDED = {
     *("operator", "pathlib", "posixpath", "pprint", "queue", "random", "re", "secrets", "statistics"),
     *("string", "struct", "tempfile", "textwrap", "time", "torch", "types", "typing", "typing_extensions"),
     *("uuid", "warnings", "weakref", "zlib"),
-    *("labkit", "matplotlib", "pandas", "safetensors", "scipy", "tqdm"),
+    *("labkit", "matplotlib", "safetensors", "scipy", "tqdm"),
+}
+# Of these an answer may need what stands here and, with a dot at the end, all below. Elsewhere in them are
+# functions that look attributes up by a text (`torch.ao`), import by one, or start programs.
+IN_PART = {
+    "torch": (
+        *("torch.nn.modules.", "torch.nn.utils.", "torch.optim.", "torch.autograd.", "torch.cuda."),
+        *(
+            "torch.amp.",
+            "torch.cpu.",
+            "torch.func.",
+            "torch.sparse.",
+            "torch.nested.",
+            "torch.distributions.",
+        ),
+        *("torch.distributed.tensor.", "torch.distributed.algorithms.", "torch.profiler.", "torch.signal."),
+        *("torch.nn", "torch.nn.attention", "torch.nn.attention.flex_attention", "torch.nn.functional"),
+        *("torch.nn.grad", "torch.nn.init", "torch.nn.parameter", "torch.nn.parallel", "torch.nn.utils"),
+        *("torch.nn.parallel.distributed", "torch.nn.modules", "torch.optim", "torch.autograd", "torch.cuda"),
+        *("torch.accelerator", "torch.amp", "torch.cpu", "torch.mps", "torch.xpu", "torch.func"),
+        *("torch.compiler", "torch.distributions", "torch.fft", "torch.functional", "torch.futures"),
+        *("torch.linalg", "torch.nested", "torch.profiler", "torch.quasirandom", "torch.random"),
+        *("torch.return_types", "torch.signal", "torch.sparse", "torch.special", "torch.testing"),
+        *("torch.types", "torch.version", "torch.torch_version"),
+        *("torch.backends", "torch.backends.cpu", "torch.backends.cuda", "torch.backends.cudnn"),
+        *("torch.backends.mkl", "torch.backends.mkldnn", "torch.backends.mps", "torch.backends.openmp"),
+        *("torch.backends.opt_einsum", "torch.distributed", "torch.distributed.algorithms"),
+        *("torch.distributed.autograd", "torch.distributed.constants", "torch.distributed.device_mesh"),
+        *("torch.distributed.distributed_c10d", "torch.distributed.nn", "torch.distributed.nn.functional"),
+        *("torch.distributed.tensor", "torch.distributed.utils"),
+        *("torch.utils", "torch.utils.checkpoint", "torch.utils.dlpack", "torch.utils.flop_counter"),
+        *("torch.utils.hooks", "torch.utils.weak", "torch.utils.data", "torch.utils.data.dataloader"),
+        *("torch.utils.data.dataset", "torch.utils.data.distributed", "torch.utils.data.sampler"),
+    ),
+    "matplotlib": (
+        *("matplotlib.pyplot", "matplotlib.ticker", "matplotlib.colors", "matplotlib.cm"),
+        *("matplotlib.patches", "matplotlib.lines", "matplotlib.dates"),
+    ),
+    "numpy": (
+        *("numpy.random.", "numpy.linalg.", "numpy.fft.", "numpy.polynomial.", "numpy.ma."),
+        *("numpy.random", "numpy.linalg", "numpy.fft", "numpy.polynomial", "numpy.ma", "numpy.typing"),
+        *("numpy.char", "numpy.strings", "numpy.dtypes", "numpy.exceptions", "numpy.emath", "numpy.lib"),
+        *("numpy.version", "numpy.matrixlib"),
+    ),
 }
 # Modules of labkit that exercises use; with a dot at the end, and all in them.
 OF_LABKIT = (
@@ -217,10 +281,15 @@ ATTRIBUTES = {
         "__dataclass_fields__",
         "_old_targets",
     ),
+    # What functions are made of, and libraries' own ways to look attributes up by a text.
+    *("gi_code", "cr_code", "ag_code", "f_code", "co_code", "co_consts", "co_names"),
+    *("wrapper_getattr", "wrapper_setattr"),
 }
 OFTEN_DEFINED = {
     "__getattr__"
 }  # of ATTRIBUTES: a class may have one, and ask the one of what it is a kind of
+# What a module says that it is: by these `from .` finds out where it stands, and checks whose a class is.
+OF_A_MODULE = {"__name__", "__package__", "__path__", "__module__"}
 CALLS = {
     "eval",
     "exec",
@@ -234,7 +303,7 @@ CALLS = {
     "input",
     "get_ipython",
 }
-HARMLESS_CALLS = {"open", "input", "breakpoint", "get_ipython"}
+HARMLESS_CALLS = {"open", "input", "get_ipython"}
 RUN_TEXT = CALLS - HARMLESS_CALLS - {"dir"}  # or give all names there are
 # Of these, those that are no name of a variable: mentioning one is as good as calling it.
 BY_ANY_NAME = {"eval", "exec", "__import__", "globals", "get_ipython", "__builtins__", "__loader__"}
@@ -248,14 +317,14 @@ HARMLESS = (
         "the operating system",
         "works on files",
         "the notebook",
-        "the grader",
     ),
-    *("calls open", "calls input", "calls breakpoint", "calls get_ipython", "mentions"),
+    *("calls open", "calls input", "calls get_ipython", "mentions"),
     "reaches for set_num_threads",
 )
 GRADING_WORDS = ("NBGRADER", "autograd" + "er", "gradebook", "hidden_case", "unseen case")
 # Looks up any name in any object: called, it is seen what it looks up; under another name it is not.
 LOOKS_UP = {"getattr", "setattr", "delattr"}
+RENAMED = {"compile", "breakpoint"}  # called by another name, what runs is not seen
 # Classes that torch and the recorder ask what a tensor holds, and what is sent.
 CLASSES = {
     *("torch.Tensor", "torch.nn.Parameter", "torch.nn.Module", "torch.autograd.Function"),
@@ -303,9 +372,13 @@ KEPT_IN_FILES = "keeps data in a file, by"
 FILE_FUNCTIONS = {
     *("torch.save", "safetensors.torch.save_file", "safetensors.numpy.save_file"),
     *("numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt"),
-    *("io.open", "io.FileIO", "logging.FileHandler"),
+    *("io.open", "io.FileIO", "logging.FileHandler", "logging.basicConfig"),
+    *("labkit.whole_file.write_whole", "safetensors.serialize_file", "safetensors.torch.save_model"),
+    *(f"os.{name}" for name in ("write", "pwrite", "writev", "pwritev", "fdopen", "open", "dup", "dup2")),
+    *(f"os.{name}" for name in ("sendfile", "splice", "copy_file_range", "pipe", "pipe2", "memfd_create")),
 }
-FILE_METHODS = {"write_bytes", "write_text", "tofile"}
+FILE_METHODS = {"write_bytes", "write_text", "tofile", "symlink_to", "hardlink_to"}
+FILE_METHODS |= {"export_chrome_trace", "export_stacks", "export_memory_timeline"}
 WRITES_FILES = {"08.sharded-checkpoint"}
 RUN_TEXT |= {"__builtins__", "__loader__"}
 # Attributes from which one gets to any module that is loaded, or that have a text or data run.
@@ -318,6 +391,8 @@ LEADS_ANYWHERE = {
     *("__instancecheck__", "__annotations__", "__array_interface__", "__array_struct__", "__path__"),
     *("__getattr__", "__dataclass_fields__", "_old_targets", "__module__", "__del__"),
     *("__get__", "__set__", "__delete__", "__objclass__"),
+    *("gi_code", "cr_code", "ag_code", "f_code", "co_code", "co_consts", "co_names"),
+    *("wrapper_getattr", "wrapper_setattr", *OF_A_MODULE),
 }
 # Methods by which what was answered and what is held are read: one that a tensor is given itself comes first.
 READ_BY = {
@@ -338,5 +413,6 @@ ANYWHERE = (
     *("(maps memory", "(the checks", f"({BY_TEXT}", "keeps to itself", f"({INTO_ANOTHER}", f"({AFTER}"),
     *(f"({PICKLED_ELSEWHERE}", "not followed"),
     *("runs code from data", "puts together", "put together", "by a name that is made", "another name"),
-    "beside what is imported",
+    *("beside what is imported", "which no exercise needs", "(patches objects", "(the grader"),
+    f"({BESIDE_IT}",
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import F_ID
 
+from autograder.grade.names import TOO_LONG
 from autograder.grade.reference import graded_submission, solved_cells, stub_cells
 from autograder.grade.scan import MOST_FLAGS, scan
 from autograder.grade.watched_names import SENDS_OBJECTS, WRITES_FILES
@@ -23,6 +24,12 @@ WITH_FILES = [
     "def f(x): x.numpy().tofile('a')",
     "import io, torch\ndef f(x, at=io.BytesIO()): torch.save(x, at)",
     "from safetensors.torch import save_file\ndef f(x): save_file({'x': x}, 'a')",
+    "from pathlib import Path\ndef f(x): Path('a').open('wb').write(x)",
+    "from pathlib import Path\ndef f(x, how): return Path('a').open(how)",
+    "def f(x):\n    o = open\n    return o",
+    "import labkit\ndef f(x): labkit.whole_file.write_whole(x, x)",
+    "import logging\ndef f(x): logging.basicConfig(filename='a')",
+    "import torch\ndef f(x): torch.profiler.profile().export_chrome_trace('a')",
 ]
 HONEST = [
     "def f(x): return x.detach().to('cpu').clone(), dict(cpu=x)",
@@ -250,7 +257,18 @@ def test_a_name_of_thousands_of_parts_is_told_at_once(first: str) -> None:
 
 def test_a_name_that_no_file_can_have_is_no_error() -> None:
     source = f"def f():\n    import labkit.{'a' * 5000}\n    import {'b' * 5000}"
+    assert {flag.why for flag in scan(collect([Cell("cell 1", source)], F_ID, ["f"]))} == {TOO_LONG}
+    source = f"import labkit, torch\ndef f(): getattr(labkit, {'a' * 5000!r}), getattr(torch, {'b' * 5000!r})"
     assert scan(collect([Cell("cell 1", source)], F_ID, ["f"])) == []
+
+
+def test_long_names_are_not_told_again_and_again() -> None:
+    """A name of half a cell that another cell uses ten thousand times would be gigabytes of flags."""
+    long = Cell("cell 1", f"import torch.{'a' * 100_000} as t")
+    uses = Cell("cell 2", "def f():\n" + "\n".join(f"    t._x{n}" for n in range(10_000)))
+    flags = scan(collect([long, uses], F_ID, ["f"]))
+    assert any(flag.why == TOO_LONG and flag.holds_all for flag in flags)
+    assert sum(len(str(flag)) for flag in flags) < 10_000
 
 
 def test_names_that_stand_for_very_many_things_are_not_all_looked_up() -> None:
@@ -285,6 +303,24 @@ def is_public_module(name: str) -> bool:
         ("from labkit.checks import judge", True),
         ("f.__closure__", False),
         ("open('x')", False),
+        ("import werkzeug", True),
+        ("import torch.ao", True),
+        ("import torch\n    torch.ao.quantization", True),
+        ("import numpy as np\n    np.core", True),
+        ("import matplotlib.backends.registry", True),
+        ("import matplotlib.pyplot as p\n    p.rcParams['figure.hooks'] = f", True),
+        ("from IPython.display import HTML", False),
+        ("from IPython.utils.importstring import import_item", True),
+        ("from unittest.mock import patch", True),
+        ("import reference", True),
+        ("import inside", True),
+        ("from .checks import judge", True),
+        ("from . import checks", True),
+        ("breakpoint(f)", True),
+        ("c = compile", True),
+        ("f.gi_code", True),
+        ("f.replace(co_names=f)", True),
+        ("class A:\n        __name__ = 'a'", True),
         ("from torch.utils.data import DataLoader", False),
         ("exec('x')", True),
         ("eval('x')", True),

@@ -20,6 +20,8 @@ LEADS_OUT = frozenset(
         *("__match_args__", "__instancecheck__", "__array_interface__", "__array_struct__", "_C"),
         *("f_back", "f_globals", "f_locals", "f_builtins", "tb_frame", "tb_next", "gi_frame", "cr_frame"),
         *("_labkit_queue", "_labkit_queues", "_labkit_machine", "_labkit_moment", "_labkit_before"),
+        *("gi_code", "cr_code", "ag_code", "f_code", "co_code", "co_consts", "co_names"),
+        *("__get__", "__set__", "__delete__", "__objclass__", "wrapper_getattr", "wrapper_setattr"),
         *("ag_frame", "_getframe", "_current_frames", "settrace", "setprofile", "addaudithook"),
     }
 )
