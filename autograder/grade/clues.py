@@ -16,6 +16,7 @@ from autograder.grade.calls import Calls, arguments_of, classes_named, plain_pat
 from autograder.grade.detours import ASKED_OF, detours, handed_on, looks_up_a_class
 from autograder.grade.names import (
     TOO_LONG,
+    bound_by,
     bound_names,
     chain_of,
     class_names,
@@ -357,13 +358,7 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield f"reaches for {name}"
         case ast.Attribute(attr="__module__", ctx=ast.Store()):
             yield "defines __module__"
-        case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) if name in OF_A_MODULE:
-            yield f"defines {name}"
-        case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)) if name in OF_A_MODULE:
-            yield f"defines {name}"
-        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) if name in OF_A_MODULE:
-            yield f"defines {name}"
-        case ast.alias(asname=str(name)) if name in OF_A_MODULE:
+        case _ if (name := bound_by(node)) in OF_A_MODULE:
             yield f"defines {name}"
         case ast.keyword(arg=str(name)) if name in ATTRIBUTES:
             yield f"reaches for {name}"

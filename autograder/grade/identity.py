@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
-from autograder.grade.watched_names import CALLS, MODULES, NEEDED, USUAL
+from autograder.grade.needed_modules import NEEDED
+from autograder.grade.watched_names import CALLS, MODULES, USUAL
 
 # Modules that an answer may import, and that cost nothing to have here.
 LIBRARIES = {

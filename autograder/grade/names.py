@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import labkit
-from autograder.grade.watched_names import IN_PART, MODULES, NEEDED, OF_LABKIT
+from autograder.grade.needed_modules import IN_PART, NEEDED, OF_LABKIT
+from autograder.grade.watched_names import MODULES
 
 _LABKIT = Path(labkit.__file__).parent
 MOST_PARTS = 30  # of a dotted name that is followed; a person writes five or six
@@ -155,3 +156,15 @@ def chain_of(node: ast.AST) -> str:
         node = node.value
     chain = ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
     return chain if is_followed(chain) else ""
+
+
+def bound_by(node: ast.AST) -> str:
+    """The name that this gives a value to; "" where it gives none."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)):
+            return name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return name
+    return ""
