@@ -361,9 +361,9 @@ def start_passing(tensors: list[Tensor], group: dist.ProcessGroup) -> tuple[list
 # Blocks are computed by the `attend` that is handed in, which is `attend_block` or something that behaves
 # like it. What is passed in a step is under way during all blocks of that step, by sends and receives. That
 # holds for the first step too, with the rank's own keys: start passing them before you compute any block,
-# also those on the diagonal. Only the last step's two blocks have no message beside them. Keys and values may
-# share a message, or go in several. What is sent and returned has the dtype of q, k and v, float32 or
-# float64.
+# also those on the diagonal. Only the last step's two blocks have no message beside them, and those of a
+# rank that is alone. Keys and values may share a message, or go in several. What is sent and returned has the
+# dtype of q, k and v, float32 or float64.
 #
 # <details><summary>Hint</summary>
 #

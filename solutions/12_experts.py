@@ -173,9 +173,9 @@ prediction("visits of the busiest of 8 experts", your_busiest, max(visits))
 # Rows are moved, not multiplied: no product with a matrix of zeros and ones. Rows have the tokens' dtype;
 # places and counts are int64, as the experts that are handed over. `unpermute` must work for any order of the
 # places. It multiplies and adds up in the dtype that `torch.promote_types` gives for rows and gates (float32
-# for bfloat16 and float16), and only then rounds to the rows' dtype, which it returns. Any expert may be
-# without tokens, and there may be one token, or none at all. Experts and gates may be views of any layout.
-# What is handed over stays as it is.
+# for one in bfloat16 and one in float16), and only then rounds to the rows' dtype, which it returns. Any
+# expert may be without tokens, and there may be one token, or none at all. Experts and gates may be views of
+# any layout. What is handed over stays as it is.
 #
 # <details><summary>Hint</summary>
 #
@@ -941,8 +941,8 @@ labkit.check("12.reduce-gradients", reduce_gradients)
 # Write `clip_grad_norm`: it computes the norm of the whole model's gradient, and scales what is too long.
 # Layouts and dtypes may differ as before, and gradients may be views of one buffer; again no gradient is
 # rounded to another dtype. The norm is a tensor of the type in which you add up, and the factor may be
-# torch's, `max_norm / (norm + 1e-6)`, never above 1 (a norm a little below the bound is scaled then too).
-# Like the gradients, the norm stays what it is when the next call comes, for another model.
+# torch's, `max_norm / (norm + 1e-6)`, never above 1 (a norm less than 1e-6 below the bound is scaled then
+# too). Like the gradients, the norm stays what it is when the next call comes, for another model.
 #
 # <details><summary>Hint</summary>Squares are added, norms are not. An expert has as many copies as
 # <code>replicas</code> has ranks.</details>
