@@ -20,10 +20,10 @@ from autograder.grade.names import (
     bound_names,
     chain_of,
     class_names,
-    import_told,
     imported_names,
     is_followed,
     is_one_too_long,
+    of_an_import,
     renamed_names,
 )
 from autograder.grade.reading_of_tensors import WORDS, of_files, of_reading, replaces
@@ -31,18 +31,16 @@ from autograder.grade.taken_out import taken_out
 from autograder.grade.watched_names import (
     ATTRIBUTES,
     BY_ANY_NAME,
-    BY_NAME,
     CALLS,
     FIELD,
     FIELDS,
     GRADING_WORDS,
     HAS_ALL_NAMES,
-    INTERPRETER,
     OF_A_MODULE,
     OF_OBJECTS,
     OFTEN_DEFINED,
     ONLY_ASKED,
-    PLAIN,
+    PARTLY,
     READ_BY,
     TEXTS_OF_NUMBERS,
     UNCOUNTED,
@@ -110,7 +108,6 @@ class Clues(msgspec.Struct):
     classes: list[str] = []
 
 
-PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
 # What a function is called where `_about` in `scan` tells of how it is called.
 _TOLD_BY_CALLS = {name.rpartition(".")[2] for name in (*USUAL, FIELDS, FIELD)}
 _DATA = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)
@@ -336,22 +333,8 @@ def _suspicions(node: ast.AST) -> Iterator[str]:
             yield "replaces something in a class that it looks up"
         case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if looks_up_a_class(value):
             yield "replaces something in a class that it looks up"
-        case ast.Import(names=names):
-            yield from (TOO_LONG for alias in names if not is_followed(alias.name))
-            told = (alias for alias in names if alias.asname or alias.name not in PARTLY)
-            yield from (why for alias in told if (why := import_told(alias.name)))
-        case ast.ImportFrom(level=int(level), module=module) if level:
-            yield f"imports {'.' * level}{module or ''}, from where it says that it stands ({BY_NAME})"
-        case ast.ImportFrom(module=str(module)) if not is_followed(module):
-            yield TOO_LONG
-        case ast.ImportFrom(module=str(module), names=names):
-            if why := import_told(module):
-                yield why
-            yield from (why for alias in names if (why := import_told(f"{module}.{alias.name}")))
-            inner = (alias.name for alias in names if alias.name in ATTRIBUTES | UNCOUNTED)
-            yield from (f"reaches for {name}" for name in inner)
-            inner = (alias.name for alias in names if alias.name.lstrip("_") in INTERPRETER)
-            yield from (f"reaches for {name}" for name in inner)
+        case ast.Import() | ast.ImportFrom():
+            yield from of_an_import(node)
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=[])) if node.attr in OFTEN_DEFINED:
             pass
         case ast.Attribute(attr=name) if name in ATTRIBUTES:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import labkit
 from autograder.grade.needed_modules import IN_PART, NEEDED, OF_LABKIT
-from autograder.grade.watched_names import MODULES
+from autograder.grade.watched_names import ATTRIBUTES, BY_NAME, INTERPRETER, MODULES, PARTLY, UNCOUNTED
 
 _LABKIT = Path(labkit.__file__).parent
 MOST_PARTS = 30  # of a dotted name that is followed; a person writes five or six
@@ -74,6 +75,27 @@ def _folder_of(package: str) -> Path:
     assert spec is not None, f"{package} is needed to grade"
     assert spec.origin is not None, f"{package} has no file"
     return Path(spec.origin).parent
+
+
+def of_an_import(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """Why it is flagged, if it is: by what it imports, and from where."""
+    match node:
+        case ast.Import(names=names):
+            yield from (TOO_LONG for alias in names if not is_followed(alias.name))
+            told = (alias for alias in names if alias.asname or alias.name not in PARTLY)
+            yield from (why for alias in told if (why := import_told(alias.name)))
+        case ast.ImportFrom(level=int(level), module=module) if level:
+            yield f"imports {'.' * level}{module or ''}, from where it says that it stands ({BY_NAME})"
+        case ast.ImportFrom(module=str(module)) if not is_followed(module):
+            yield TOO_LONG
+        case ast.ImportFrom(module=str(module), names=names):
+            if why := import_told(module):
+                yield why
+            yield from (why for alias in names if (why := import_told(f"{module}.{alias.name}")))
+            inner = (alias.name for alias in names if alias.name in ATTRIBUTES | UNCOUNTED)
+            yield from (f"reaches for {name}" for name in inner)
+            inner = (alias.name for alias in names if alias.name.lstrip("_") in INTERPRETER)
+            yield from (f"reaches for {name}" for name in inner)
 
 
 def imported_names(statement: ast.stmt) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autograder.grade.calls import ENTERED, IN_A_CLASS, LOOKED_THROUGH, PLACE, UNPACKED, WRITTEN
-from autograder.grade.clues import PARTLY, CellClues, Clue, clues_of
+from autograder.grade.clues import CellClues, Clue, clues_of
 from autograder.grade.identity import exported, full_names, module_of, reached_otherwise, watched_function
 from autograder.grade.meanings import (
     MOST_MEANINGS,
@@ -50,6 +50,7 @@ from autograder.grade.watched_names import (
     NOT_HANDED_ON,
     OF_OBJECTS,
     OF_PYTREE,
+    PARTLY,
     PICKLED,
     PICKLED_ELSEWHERE,
     PLAIN,

@@ -113,6 +113,7 @@ PLAIN = {
     *("gc.collect", "gc.enable", "gc.disable", "gc.isenabled", "sys.getrecursionlimit"),
     *("sys.setrecursionlimit", "sys.maxsize", "sys.float_info"),
 }
+PARTLY = {name.partition(".")[0] for name in PLAIN}  # modules of which it matters what is used
 # Which of autograd's passes is under way, which torch tells nowhere else: who may be used in several asks it.
 ONLY_ASKED = {"torch._C._current_graph_task_id"}
 HAS_ALL_NAMES = {"vars", "locals"}  # where such a module was imported, these have it
