@@ -21,7 +21,8 @@ UNSEEN = ", unseen"  # ends the names of these cases, so that they differ from t
 class Call:
     """One call as evidence for a property; `expected` is left to REFERENCE unless the call must raise.
 
-    naming: what the text of the error must hold.
+    naming: what the text of the error must hold. twice: whether it is made once more, and must give a dict of
+    its own.
     """
 
     property: str
@@ -30,6 +31,7 @@ class Call:
     tolerance: float = EXACT
     may_raise: bool = False
     naming: tuple[str, ...] = ()
+    twice: bool = False
 
     def to_json(self) -> dict[str, Any]:
         plain = {k: asdict(v) if isinstance(v, ModelConfig | GPU) else v for k, v in self.arguments.items()}
@@ -39,6 +41,7 @@ class Call:
             "tolerance": self.tolerance,
             "may_raise": self.may_raise,
             **({"naming": list(self.naming)} if self.naming else {}),
+            **({"twice": True} if self.twice else {}),
             "told": f"{self.function}({', '.join(f'{k}={_told(v)}' for k, v in self.arguments.items())})",
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -97,6 +98,8 @@ def state_calls(random: Random) -> Iterable[Call]:
     for unknown in UNKNOWN_RECIPES:
         arguments = {"num_params": 1000, "recipe": unknown}
         yield Call("unknown-recipe", "training_state_bytes", arguments, may_raise=True, naming=there_are)
+    arguments = {"num_params": random.randrange(10**8, 10**12), "recipe": "adamw-mixed"}
+    yield Call("adamw-mixed", "training_state_bytes", arguments, WHOLE, twice=True)
 
 
 def zero_calls(random: Random) -> Iterable[Call]:
@@ -128,6 +131,7 @@ def zero_calls(random: Random) -> Iterable[Call]:
         yield call("working-set", stage, random.randint(3, 5000), random.randrange(10**4, 10**8))
     for stage, recipe in ((2, "adamw-mixed"), (3, "sgd-momentum-mixed")):
         yield call("own-parts", stage, random.choice([4, 8, 64]), random.randrange(10**6, 10**8), recipe)
+    yield replace(call("stages", 3, random.choice([4, 8, 64]), 0), twice=True)
 
 
 def activation_calls(random: Random) -> Iterable[Call]:

@@ -57,6 +57,15 @@ def _flops_calls(random: Random) -> Iterable[Call]:
     yield call("own-parts", drawn_llama(random))
     for shape in drawn_groups(random):
         yield call("llama", shape.but(head_size=shape.head_size + random.randint(0, 9)))
+    sizes = {"sequence": random.randint(300, 9000), "batch": random.randint(2, 600), "recompute": "none"}
+    for shape in _of_one_name(random):
+        yield Call("gpt", "train_step_flops", {"config": shape, **sizes})
+
+
+def _of_one_name(random: Random) -> list[ModelConfig]:
+    """Two shapes that are called alike, as `gpt` calls all of its own."""
+    layers = random.randint(3, 60)
+    return [drawn_gpt(random).but(name="mine", num_layers=layers + more) for more in (0, 5)]
 
 
 def _utilization_calls(random: Random) -> Iterable[Call]:
@@ -84,6 +93,8 @@ def _utilization_calls(random: Random) -> Iterable[Call]:
     yield call("all-gpus", drawn_gpt(random), 8 * random.randint(2, 6) + 4, random.uniform(2, 9), 8, other)
     own_heads = drawn_gpt(random, head_size=24)
     yield call("all-gpus", own_heads, 64, random.uniform(2, 9), 8, h100)
+    for shape in _of_one_name(random):
+        yield call("all-gpus", shape, 64, random.uniform(2, 9), 8, h100)
 
 
 def _batch_calls(random: Random) -> Iterable[Call]:
@@ -143,6 +154,9 @@ def _step_calls(random: Random) -> Iterable[Call]:
     narrow = gpt(random.randint(4, 8), 64, 2, random.randint(50, 99), 128, dropout=0.0)
     yield Call("state", "predict_step", {"config": narrow, **sizes, "sequence": 100}, 0.01)
     yield call("own-parts", 0.01, True, 4)
+    # a twentieth of the bytes of this one are logits, of a vocabulary that is no multiple of 64
+    few_words = gpt(1, 64, 2, random.randint(65, 75), 128, dropout=0.0)
+    yield Call("activations", "predict_step", {"config": few_words, **sizes, "sequence": 100}, 0.03)
 
 
 def _step_cases(seed: int) -> list[Case]:

@@ -40,7 +40,7 @@ def _large(draw: Random) -> tuple[list[int], int]:
     units = [
         draw.randint(10**7, 10**10) * ranks + draw.randrange(1, ranks) for _ in range(draw.randint(8, 40))
     ]
-    return units, ranks
+    return [*units, 2**60 * ranks + 1], ranks  # the last one's share has digits that a float has not
 
 
 def _rank_bytes(seed: int) -> list[Case]:

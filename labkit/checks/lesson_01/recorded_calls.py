@@ -25,6 +25,7 @@ from labkit.theory.models import ModelConfig
 
 ARGUMENT_TYPES = {"config": ModelConfig, "gpu": GPU}
 WHOLE = ("global_batch_size", "accumulation_steps", "largest_micro_batch")  # which give ints, not floats
+SHARED = "the very dict of the call before: what was done to that is in it"
 LONGEST_TEXT = 2000  # characters of an error that are sent back
 
 
@@ -50,16 +51,20 @@ def arguments_of(call: dict[str, JSON]) -> dict[str, Any]:
 def call_student(rank: Rank) -> None:
     """Make every call of the case and report what each returned or raised.
 
-    What was returned is read after the last call: a later one must not have changed it.
+    What was returned is read after the last call: a later one must not have changed it. A call that is made
+    `twice` must give another dict each time: what is done to the first is not the second one's business.
     """
     returned: dict[int, Any] = {}
+    shared = set[int]()
     for index, call in enumerate(rank.params["calls"]):
         function = getattr(rank.student, call["function"])
         with _reporting(rank, index):
             returned[index] = function(**arguments_of(call))
+            if call.get("twice") and function(**arguments_of(call)) is returned[index]:
+                shared.add(index)
     for index, value in returned.items():
         with _reporting(rank, index):
-            rank.fact(str(index), {"value": as_data(value)})
+            rank.fact(str(index), {"value": as_data(value), "shared": index in shared})
 
 
 @contextmanager
@@ -96,7 +101,9 @@ def returns_the_values(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _what_is_wrong(reply: JSON, value: JSON, call: dict[str, JSON]) -> str | None:
-    return _wrong_error(reply, call) if call["may_raise"] else _wrong_value(value, reply["value"], call)
+    if call["may_raise"]:
+        return _wrong_error(reply, call)
+    return _wrong_value(value, reply["value"], call) or (reply["shared"] and SHARED) or None
 
 
 def _wrong_error(reply: JSON, call: dict[str, JSON]) -> str | None:

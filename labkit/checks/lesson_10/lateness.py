@@ -138,6 +138,7 @@ def straggler_cases(seed: int, prefix: str) -> list[Case]:
     calls = draw.randint(*MANY)
     off += [_run(draw, 2, calls, apart=[0, 5000], woken=calls // 3)]
     swapping += [_in_seconds(_run(draw, 3, 6, late=lambda k: k % 3), SHORT_TICK)]
+    clocks += [{"ends": _in_seconds(_run(draw, 3, 5, apart=[0, 1, -300]), SHORT_TICK)["ends"]}]
     small: list[Row] = [
         {"starts": [[0, 10]], "ends": [[5, 20]]},
         {"starts": [[], []], "ends": [[], []]},
