@@ -32,7 +32,7 @@ LONGEST_FIRST = (
 )
 ONE_MACHINE = ("cluster/", "autograder/test_slurm")  # one Slurm, and users with fixed numbers
 ALONE = ("browser/test_lessons", "test_every_lesson")  # tests that share nothing with others of their file
-DAYS = 7  # `make test` tries a test that is marked days(n) where that is what the number of the day leaves
+DAYS = 14  # `make test` tries a test that is marked days(n) where that is what the number of the day leaves
 
 # A shell's background command ignores interrupts, and so would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -91,6 +91,7 @@ def left(elsewhere: set[int]) -> list[str]:
     return [child.name() for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.days
 def test_what_can_be_seen_and_done(sandbox: Sandbox, tmp_path: Path) -> None:
     assert isinstance(sandbox, Apptainer)
     image = _Image()
@@ -125,7 +126,7 @@ def test_the_doctor_names_it_and_what_it_cannot_give(monkeypatch: pytest.MonkeyP
     assert "still your user" in found.says
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(7)
 def test_the_reference_earns_all_points_and_a_stub_none(sandbox: Sandbox, elsewhere: set[int]) -> None:
     """Points, and the kernel's count of what was sent."""
     exercises = registry.exercises("06")[:3]
@@ -165,6 +166,7 @@ def test_attack(
     assert len(left(elsewhere)) <= 4, "the keeper, Apptainer, its first process inside, the program"
 
 
+@pytest.mark.days
 def test_reading_is_refused(confining: Harness, f_exercise: Exercise, two_ranks: list[Case]) -> None:
     """Every attack that looks for secrets in files, processes and the environment."""
     os.environ["LABKIT_TEST_SECRET"] = prying.CANARY
@@ -184,6 +186,7 @@ def test_an_honest_answer_after_all_that(
     assert graded.flags == []
 
 
+@pytest.mark.days
 def test_shared_memory_is_ended_when_it_oversteps(
     f_exercise: Exercise, two_ranks: list[Case], sandbox: Sandbox
 ) -> None:
@@ -195,6 +198,7 @@ def test_shared_memory_is_ended_when_it_oversteps(
     assert f"more than {sandbox.limits.shared_memory // MIB} MiB of shared memory" in outcome.detail
 
 
+@pytest.mark.days
 def test_closing_leaves_no_process(sandbox: Sandbox, tmp_path: Path, elsewhere: set[int]) -> None:
     before = left(elsewhere)
     with Confined(sandbox, tmp_path) as confined:
@@ -204,5 +208,6 @@ def test_closing_leaves_no_process(sandbox: Sandbox, tmp_path: Path, elsewhere: 
     assert left(elsewhere) == before
 
 
+@pytest.mark.days
 def test_a_killed_grader_leaves_no_process(tmp_path: Path) -> None:
     assert ends_with_its_grader(tmp_path, "apptainer")

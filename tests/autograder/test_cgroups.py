@@ -220,6 +220,7 @@ def test_nothing_is_left_where_apptainer_gets_no_group(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.days
 @pytest.mark.sandbox
 @pytest.mark.timeout(120)
 def test_a_sandbox_is_in_its_group_as_a_whole(

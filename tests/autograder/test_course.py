@@ -178,6 +178,7 @@ def test_the_csv(graded: tuple[Path, Run]) -> None:
     assert float(honest[F_SUM]) == registry.exercise(F_ID).property("input-gradients").points
 
 
+@pytest.mark.days
 def test_nothing_is_graded_twice(graded: tuple[Path, Run]) -> None:
     root, run = graded
     before = {path: path.stat().st_mtime_ns for path in (root / "records").rglob("*.json")}
@@ -187,6 +188,7 @@ def test_nothing_is_graded_twice(graded: tuple[Path, Run]) -> None:
     assert {path: path.stat().st_mtime_ns for path in (root / "records").rglob("*.json")} == before
 
 
+@pytest.mark.days
 def test_a_resubmission_is_graded_again_and_a_manual_grade_is_kept(graded: tuple[Path, Run]) -> None:
     root, _ = graded
     with Gradebook(f"sqlite:///{root}/gradebook.db") as gradebook:
@@ -201,6 +203,7 @@ def test_a_resubmission_is_graded_again_and_a_manual_grade_is_kept(graded: tuple
         assert (grade.auto_score, grade.score, grade.needs_manual_grade) == (3.0, 1.5, True)
 
 
+@pytest.mark.days
 def test_one_exercise_of_one_student_again(graded: tuple[Path, Run]) -> None:
     root, _ = graded
     before = load(root, LESSON, "honest")
@@ -213,7 +216,7 @@ def test_one_exercise_of_one_student_again(graded: tuple[Path, Run]) -> None:
     assert set(after.graded) == set(before.graded)
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(0)
 def test_stock_commands_work_on_it(graded: tuple[Path, Run]) -> None:
     """`nbgrader autograde`, `generate_feedback` and `export` take the same steps, to the same points."""
     root, _ = graded
@@ -233,6 +236,7 @@ def test_stock_commands_work_on_it(graded: tuple[Path, Run]) -> None:
     assert "labkit-report" in (root / "feedback" / "late" / LESSON / f"{LESSON}.html").read_text()
 
 
+@pytest.mark.days
 def test_command_line(graded: tuple[Path, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which has loaded torch; test_guide runs the commands themselves."""
     root, _ = graded
@@ -278,6 +282,7 @@ def test_a_command_that_cannot_be_done_says_why(
     assert says in refused.stderr
 
 
+@pytest.mark.days
 def test_without_a_sandbox_the_package_is_named(tmp_path: Path) -> None:
     path = hand_in(tmp_path, "x", notebook(solution(F_ID)))
     command = [sys.executable, "-m", "autograder", "verify", str(path)]

@@ -80,6 +80,7 @@ def test_positions_count_characters_beyond_ascii() -> None:
     assert "x = 'α', 2 # β" in {e.becomes for e in edits("x = 'α', 1 # β") if e.operator == "constant"}
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("lesson", registry.lessons())
 def test_every_reference_has_variants(lesson: str) -> None:
     for exercise in registry.exercises(lesson):

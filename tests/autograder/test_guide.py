@@ -38,7 +38,7 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.days(0)
+@pytest.mark.days(7)
 def test_from_an_empty_folder_to_exported_grades(tmp_path: Path) -> None:
     course, said, told = tmp_path / "mycourse", {}, ""
     for words in commands():

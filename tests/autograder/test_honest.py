@@ -57,6 +57,7 @@ def baseline(harness: Harness, f_exercise: Exercise, two_ranks: list[Case]) -> B
     return Baseline.of(harness.grade(f_exercise, [Cell("cell 1", solution(F_ID))], SEED, two_ranks).jobs)
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("habit", HABITS)
 def test_odd_habits_cost_nothing(
     habit: str, harness: Harness, f_exercise: Exercise, two_ranks: list[Case], baseline: Baseline

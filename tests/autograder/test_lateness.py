@@ -77,6 +77,7 @@ def test_formgrader_tells_what_lateness_costs(course: Course) -> None:
     assert first.source == "**Handed in 2 days, 0:00:00 after the due date:** 4 points are taken off."
 
 
+@pytest.mark.days
 def test_a_line_in_a_file_gives_one_student_more_time(course: Course) -> None:
     """It counts at the next run, which grades nobody again, and no longer when it is taken out."""
     file = course.root / "extensions.csv"
@@ -90,6 +91,7 @@ def test_a_line_in_a_file_gives_one_student_more_time(course: Course) -> None:
     assert {score.late_penalty for score in course.scores(LESSON)} == {4.0}
 
 
+@pytest.mark.days
 def test_an_extension_that_a_crash_leaves_ends_with_its_line(
     course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +166,7 @@ def test_an_extension_that_is_none_is_told(course: Course) -> None:
     file.unlink()
 
 
+@pytest.mark.days
 def test_without_the_file_its_extensions_end_and_no_others(course: Course) -> None:
     file = course.root / "extensions.csv"
     file.write_text("student,lesson,until\nada,0,2026-11-21 13:00 +0100\n")

@@ -82,6 +82,7 @@ def test_what_was_not_attempted_is_not_wrong(course: Course) -> None:
     assert by_name[DEADLOCK, "grid-sums-calls"] == (0, 1, 3)
 
 
+@pytest.mark.days
 def test_the_csv_has_a_name_of_its_own(
     course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def little_room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.days
 @pytest.mark.parametrize(
     "words",
     [

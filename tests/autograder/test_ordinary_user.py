@@ -66,7 +66,7 @@ def _q(path: Path | None) -> str:
     return shlex.quote(str(path))
 
 
-@pytest.mark.days(0)
+@pytest.mark.days(12)
 def test_attacks_as_an_ordinary_user(home: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("these tests are run by an ordinary user already")

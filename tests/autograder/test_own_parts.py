@@ -57,6 +57,7 @@ def graded_with(harness: Harness, sets: str, uses: str, broken: bool = False) ->
     return harness.grade(MLP, [edited(cell) for cell in solved_cells("06")], SEED, few_cases())
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_it_keeps_its_points(harness: Harness, extra: str) -> None:
     """`labkit validate` passes it, as there the student's own versions are all there is."""
@@ -66,6 +67,7 @@ def test_it_keeps_its_points(harness: Harness, extra: str) -> None:
     assert graded.flags == []
 
 
+@pytest.mark.days
 def test_the_report_says_whose_version_it_was_graded_with(harness: Harness) -> None:
     sets, uses = EXTRAS["an attribute that __init__ sets"]
     (note,) = graded_with(harness, sets, uses).report.notes
@@ -73,6 +75,7 @@ def test_the_report_says_whose_version_it_was_graded_with(harness: Harness) -> N
     assert "in place of the course's" in note
 
 
+@pytest.mark.days
 def test_own_parts_that_do_not_work_are_not_put_in(harness: Harness) -> None:
     """A mistake in them costs what it costs: the exercise is told that with the course's it fails."""
     graded = graded_with(harness, *EXTRAS["an attribute that __init__ sets"], broken=True)

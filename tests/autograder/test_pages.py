@@ -80,6 +80,7 @@ def test_nothing_of_a_students_runs_in_the_feedback_page(browser: Any, tmp_path:
     assert runs(browser, page_of(autograded(*cells())), tmp_path) == 0
 
 
+@pytest.mark.days
 @pytest.mark.browser
 def test_either_wall_stands_alone(browser: Any, tmp_path: Path) -> None:
     """And without both of them these submissions do run."""

@@ -38,6 +38,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_check_refuses_what_grading_refuses(what: str) -> None:
     exercise_id, source, told = REFUSED[what]
@@ -53,6 +54,7 @@ def test_a_check_refuses_what_grading_refuses(what: str) -> None:
     assert rules(exercise, registry.exercises("07")) in checked.notes
 
 
+@pytest.mark.days
 def test_the_reference_passes_both() -> None:
     """Nothing that a lesson's own solution does is refused in a check only, or in grading only."""
     cells = list(solved_cells("07"))

@@ -108,6 +108,7 @@ def scores(course: Course) -> dict[str, tuple[str, float]]:
     return {score.student: (score.text, score.late_penalty) for score in course.scores(LESSON)}
 
 
+@pytest.mark.days
 @pytest.mark.parametrize(("line", "off"), [(ZERO, MOST), (HALF, MOST / 2)])
 def test_points_that_a_person_gives_later_have_the_penalty_at_once(
     tmp_path: Path, line: str, off: float
@@ -126,6 +127,7 @@ def test_points_that_a_person_gives_later_have_the_penalty_at_once(
     assert {row[LESSON] for row in rows} == {f"{MOST - off:g}"}
 
 
+@pytest.mark.days
 def test_the_next_grade_brings_gradebook_and_pages_up_to_date_and_asks_nobody_again(tmp_path: Path) -> None:
     course = late_course(tmp_path, HALF)
     hand_in_late(course, "lena", held=[RING])
@@ -146,6 +148,7 @@ def test_the_next_grade_brings_gradebook_and_pages_up_to_date_and_asks_nobody_ag
     assert shown.stat().st_mtime_ns == written, "once"
 
 
+@pytest.mark.days
 def test_a_page_that_was_left_out_is_made_by_the_next_grade_with_pages(tmp_path: Path) -> None:
     course = late_course(tmp_path, HALF)
     hand_in_late(course, "lars", lost=[RING])
@@ -167,6 +170,7 @@ _note_again(Path(sys.argv[1]), "late")
 """
 
 
+@pytest.mark.days
 def test_a_graded_notebook_is_never_open_to_more_people(tmp_path: Path) -> None:
     """Not even where the process is ended when it is about to put that right."""
     graded = tmp_path / "graded.ipynb"
@@ -177,6 +181,7 @@ def test_a_graded_notebook_is_never_open_to_more_people(tmp_path: Path) -> None:
     assert stat.S_IMODE(graded.stat().st_mode) == 0o640
 
 
+@pytest.mark.days
 def test_nbgraders_feedback_and_export_go_by_the_present_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +205,7 @@ def test_nbgraders_feedback_and_export_go_by_the_present_score(
         assert f"{MOST / 2:g} points are taken off" in nbformat.read(shown, as_version=4).metadata[LATE]
 
 
+@pytest.mark.days
 def test_a_penalty_is_never_more_than_the_score_and_never_less_than_nothing(tmp_path: Path) -> None:
     course = late_course(tmp_path, "c.AssignLatePenalties.plugin_class = 'late.TooMuch'")
     hand_in_late(course, "lena")
@@ -207,6 +213,7 @@ def test_a_penalty_is_never_more_than_the_score_and_never_less_than_nothing(tmp_
     assert scores(course) == {"lena": ("0", MOST), "luca": (f"{MOST:g}", 0)}
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("plugin", ["Fails", "NoNumber"])
 def test_without_a_penalty_that_is_owed_there_is_no_score_to_export(tmp_path: Path, plugin: str) -> None:
     """And grading says whose it is, and why."""

@@ -98,6 +98,7 @@ class CopyToTensorParallel(torch.autograd.Function):
 """
 
 
+@pytest.mark.days
 def test_what_runs_after_an_answer_changes_nothing_of_it(harness: Harness, f_exercise: Exercise) -> None:
     graded = harness.grade(f_exercise, [Cell("cell 1", REWRITE)], SEED)
     lost = {row.name: row.seen for row in graded.report.rows if not row.passed}
@@ -117,6 +118,7 @@ def _printing(cls):
 """
 
 
+@pytest.mark.days
 def test_what_is_printed_takes_no_room_from_the_answers(f_exercise: Exercise, two_ranks: list[Case]) -> None:
     """A right answer that prints more in a call than all answers together may have."""
     text = PRINTS_MUCH + solution(F_ID).replace("class CopyTo", "@_printing\nclass CopyTo", 1)
@@ -186,6 +188,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.days
 def test_what_was_printed_before_a_crash_is_kept(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "printing.py").write_text(PRINT_LAST)

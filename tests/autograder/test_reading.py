@@ -30,6 +30,7 @@ def nested(depth: int) -> str:
 MADE = Cell("cell 9", "def Made(): return 1")
 
 
+@pytest.mark.days
 def test_many_small_statements_are_read_within_the_limits() -> None:
     """There are ten seconds of the processor: each cell is read once, in a time that grows as it does."""
     cells = [Cell("cell 1", "a=1\n" * 20_000), Cell("cell 2", "from math import *\n" * 1200), MADE]

@@ -18,6 +18,7 @@ from autograder.gradebook.problems import CourseError
 from autograder.gradebook.release import leaked_lines, solution_lines, write_bundle
 
 
+@pytest.mark.days
 def test_no_distinctive_line_of_a_solution_is_in_the_notebooks(tmp_path: Path) -> None:
     paths = write_bundle(tmp_path / "bundle")
     lines = solution_lines()
@@ -33,6 +34,7 @@ def test_no_distinctive_line_of_a_solution_is_in_the_notebooks(tmp_path: Path) -
     assert not names & {"autograder", "solutions", "tests"}
 
 
+@pytest.mark.days
 def test_a_leak_is_found(tmp_path: Path) -> None:
     """Whichever line it is, with quotes and commas too, and wherever it stands in its cell."""
     lines = sorted(solution_lines())
@@ -66,7 +68,7 @@ def test_a_bundle_that_cannot_be_written_whole_is_not_written(
     assert list(tmp_path.rglob("*")) == ([bundle] if there else [])
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(13)
 def test_the_bundle_explains_itself_and_installs(tmp_path: Path) -> None:
     """What its README says is there, and its environment has the `labkit` command and no other of ours."""
     folder = tmp_path / "the bundle"

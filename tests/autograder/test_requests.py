@@ -88,6 +88,7 @@ WITHOUT_END = {
 }
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("what", WITHOUT_END)
 def test_what_has_no_end_is_cut_before_it_is_looked_at(tmp_path: Path, what: str) -> None:
     asked, found = WITHOUT_END[what]

@@ -61,7 +61,7 @@ def test_an_end_in_between_leaves_nothing(
     assert "Traceback" not in said
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(9)
 def test_an_interrupt_tells_who_is_graded_to_the_end(tmp_path: Path, make_course: MakeCourse) -> None:
     course, scratch = tmp_path / "course", tmp_path / "scratch"
     course.mkdir()
@@ -81,7 +81,7 @@ def test_an_interrupt_tells_who_is_graded_to_the_end(tmp_path: Path, make_course
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.days(1)
+@pytest.mark.days(10)
 def test_killed_at_random_times(tmp_path: Path, make_course: MakeCourse) -> None:
     make_course(
         tmp_path

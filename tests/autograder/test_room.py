@@ -53,6 +53,7 @@ def closed_gradebook(tmp_path: Path) -> Course:
     return Course(tmp_path)
 
 
+@pytest.mark.days
 def test_where_no_record_can_be_written_nobody_else_is_graded(tmp_path: Path) -> None:
     course, events = new_course(tmp_path), list[Event]()
     for student in ("ada", "bob", "cyd"):

@@ -88,6 +88,7 @@ def test_what_can_be_written_and_seen(tmp_path: Path) -> None:
     assert uncounted == "-1 -1 -1", "no memory that nobody counts, nor other numbers for the same calls"
 
 
+@pytest.mark.days
 def test_an_interpreter_that_was_started_by_a_roundabout_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, f_exercise: Exercise, two_ranks: list[Case]
 ) -> None:
@@ -115,6 +116,7 @@ class CopyToTensorParallel:
 """
 
 
+@pytest.mark.days
 def test_what_is_hidden_cannot_be_read_as_python_compiled_it(
     f_exercise: Exercise, two_ranks: list[Case]
 ) -> None:
@@ -199,6 +201,7 @@ def test_the_doctor_says_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch)
     assert "bubblewrap or apptainer expected" in doctor.probe_sandbox()[0].says
 
 
+@pytest.mark.days
 def test_the_doctor_says_what_the_grader_itself_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of a bubblewrap that confines, and cannot do without capabilities."""
     picky = tmp_path / "bwrap"
@@ -223,6 +226,7 @@ def test_without_the_grader_the_doctor_says_what_it_tried(monkeypatch: pytest.Mo
     assert "the grader is not installed here" in found.says
 
 
+@pytest.mark.days
 def test_closing_leaves_no_process(tmp_path: Path) -> None:
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     with Confined(find_sandbox(), tmp_path) as confined:
@@ -231,11 +235,13 @@ def test_closing_leaves_no_process(tmp_path: Path) -> None:
     assert {p.pid for p in psutil.Process().children(recursive=True)} == before
 
 
+@pytest.mark.days
 def test_a_killed_grader_leaves_no_process(tmp_path: Path) -> None:
     """The kernel ends the sandbox when the process that started it is gone, even by SIGKILL."""
     assert ends_with_its_grader(tmp_path, "bubblewrap")
 
 
+@pytest.mark.days
 def test_without_a_sandbox_the_same_points(f_exercise: Exercise, two_ranks: list[Case]) -> None:
     """--unsafe-no-sandbox grades alike, and leaves nothing either."""
     before = {p.pid for p in psutil.Process().children(recursive=True)}
@@ -247,6 +253,7 @@ def test_without_a_sandbox_the_same_points(f_exercise: Exercise, two_ranks: list
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
 
 
+@pytest.mark.days
 def test_ranks_are_graded_on_the_cpu_where_there_are_gpus(
     f_exercise: Exercise, two_ranks: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +264,7 @@ def test_ranks_are_graded_on_the_cpu_where_there_are_gpus(
     assert graded.report.row("input-gradients").passed, graded.report
 
 
+@pytest.mark.days
 def test_without_a_sandbox_no_folder_of_the_graders_is_in_the_way(
     f_exercise: Exercise, two_ranks: list[Case]
 ) -> None:
@@ -281,6 +289,7 @@ def _end_first_agent(ended: list[int]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.days
 def test_a_job_that_the_host_ended_is_run_again(f_exercise: Exercise, two_ranks: list[Case]) -> None:
     ended: list[int] = []
     killer = threading.Thread(target=_end_first_agent, args=(ended,))
@@ -293,6 +302,7 @@ def test_a_job_that_the_host_ended_is_run_again(f_exercise: Exercise, two_ranks:
     assert graded.report.row("input-gradients").passed
 
 
+@pytest.mark.days
 def test_a_host_that_gives_ranks_no_networks_is_no_fault_of_the_students(f_exercise: Exercise) -> None:
     """Too few files may be open for four networks and for what they are made with."""
     cases = [c for c in all_cases(f_exercise, SEED) if c.ranks == 4][:1]
@@ -314,7 +324,7 @@ def test_a_pipe_is_closed_once(tmp_path: Path) -> None:
     other.close()
 
 
-@pytest.mark.days(2)
+@pytest.mark.days(5)
 def test_an_exercise_that_hangs_in_every_case_is_given_up(f_exercise: Exercise) -> None:
     """Each job that hangs takes its whole time, four times as long on a busy host."""
     source = f"import time\n{solution(F_ID)}".replace("return x", "time.sleep(1000); return x", 1)

@@ -84,6 +84,7 @@ def test_what_does_not_end_is_told_and_all_else_let_go(
     assert sorted(map(str, left)) == ["group 1/cgroup.kill", "group 2/cgroup.kill"]
 
 
+@pytest.mark.days
 def test_a_sandbox_that_does_not_end_is_no_fault_of_the_students(
     f_exercise: Exercise, two_ranks: list[Case]
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_sandbox_that_does_not_end_is_no_fault_of_the_students(
         assert again.report.row("input-gradients").passed, again.report
 
 
+@pytest.mark.days
 def test_a_harness_whose_sandbox_does_not_end_leaves_no_folder() -> None:
     """It is told in a sentence: a person can put it right."""
     harness = Harness(find_sandbox())

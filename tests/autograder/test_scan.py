@@ -199,6 +199,7 @@ def test_where_it_is() -> None:
     assert (flags[0].cell, flags[0].line_number, flags[0].line) == ("cell 7", 4, "import ctypes")
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("lesson", registry.lessons())
 def test_references_and_stubs_are_clean(lesson: str) -> None:
     """A flag on the author's own solution would teach a person to ignore flags."""
@@ -220,6 +221,7 @@ def test_what_a_forbidden_function_is_made_of_is_forbidden_too(forbidden: str, b
     assert any(f"beneath {forbidden}" in flag.why for flag in scan(submission, (forbidden,)))
 
 
+@pytest.mark.days
 def test_a_source_of_thousands_of_names_is_read_in_seconds() -> None:
     names = "\n".join(f"    import a{n} as x" for n in range(2000))
     used = "\n".join(f"    x.b{n}" for n in range(4000))
@@ -262,6 +264,7 @@ def test_a_name_that_no_file_can_have_is_no_error() -> None:
     assert scan(collect([Cell("cell 1", source)], F_ID, ["f"])) == []
 
 
+@pytest.mark.days
 def test_long_names_are_not_told_again_and_again() -> None:
     """A name of half a cell that another cell uses ten thousand times would be gigabytes of flags."""
     long = Cell("cell 1", f"import torch.{'a' * 100_000} as t")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from autograder.grade.harness import Harness
@@ -27,6 +28,7 @@ class Looking(Harness):
         raise CouldNotBeGraded("only looking")
 
 
+@pytest.mark.days
 def test_no_rank_can_draw_what_others_are_handed() -> None:
     with Looking(Unconfined()) as harness:
         harness.grade(EXERCISE, solved_cells("06"), SEED)

@@ -24,6 +24,7 @@ from labkit.checks import registry
 LESSON = "06"
 
 
+@pytest.mark.days
 @pytest.mark.sandbox
 @pytest.mark.timeout(300)
 def test_one_exercise_in_the_sandbox() -> None:
@@ -77,7 +78,7 @@ def test_a_harness_that_does_not_end_keeps_no_other_from_it(monkeypatch: pytest.
 
 
 @pytest.mark.sandbox
-@pytest.mark.days(1)
+@pytest.mark.days(11)
 def test_lessons_do_not_hide_from_each_other() -> None:
     """Lesson 01 is graded without labkit's own calculator, which lesson 04's checks need."""
     first = [next(t for t in trials(lesson, [1]) if t.must_fail is None) for lesson in ("01", "04")]
@@ -140,6 +141,7 @@ def test_why_a_wrong_answer_keeps_its_points_is_kept_with_it(course: Path) -> No
     assert (read.breaks, read.keeps, str(read)) == (("input-gradients",), "because", f"{text}\n")
 
 
+@pytest.mark.days
 def test_a_wrong_answer_is_written_and_moves_with_its_reference(course: Path) -> None:
     """From a copy of the lesson's source, as its author would; then the reference gets a line above it."""
     source = course / "solutions" / f"{lesson_source(LESSON).name}.py"

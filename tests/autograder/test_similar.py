@@ -56,7 +56,7 @@ def reported(course: Path, submissions: dict[str, dict[str, Any]]) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.days(1)
+@pytest.mark.days(8)
 def test_copies_are_found_and_work_done_apart_is_not() -> None:
     """Of all right answers that are known to differ: each against each of the same exercise, and two whole
     notebooks of a lesson. autograder/README.md tells the figures.
@@ -166,6 +166,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("way", HIDDEN)
 def test_a_copy_is_found_however_it_is_hidden_in_its_cells(tmp_path: Path, way: str) -> None:
     """What grading collects is what is compared."""
@@ -177,6 +178,7 @@ def test_a_copy_is_found_however_it_is_hidden_in_its_cells(tmp_path: Path, way: 
     assert ours.endswith("ada and bob")
 
 
+@pytest.mark.days
 def test_more_code_than_can_be_compared_is_told(tmp_path: Path) -> None:
     """Not what comes of no definition, and not what nobody could have written by hand."""
     first = [found[0] for found in answers(LESSON).values()]

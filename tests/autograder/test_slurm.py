@@ -96,7 +96,7 @@ def test_who_cannot_be_graded_keeps_nobody_out_of_the_gradebook(
     assert [record.student for record in load_all(tmp_path, LESSON)] == ["ada"]
 
 
-@pytest.mark.days(0)
+@pytest.mark.days(8)
 def test_an_interrupt_ends_the_array_and_no_grade_is_lost(
     slurm: LocalSlurm, tmp_path: Path, make_course: MakeCourse
 ) -> None:
@@ -139,7 +139,7 @@ def test_an_array_that_slurm_has_forgotten_is_over(
     assert list(batch._looks("999999")) == []
 
 
-@pytest.mark.days(5)
+@pytest.mark.days(12)
 def test_a_controller_that_does_not_answer_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not taken for an array that is over."""
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
@@ -151,6 +151,7 @@ def test_a_controller_that_does_not_answer_is_told_in_the_end(monkeypatch: pytes
         list(looks)
 
 
+@pytest.mark.days
 def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init_course(tmp_path)
     hand_in(tmp_path, "ada", notebook(solution(F_ID)))

@@ -200,6 +200,7 @@ PARTS = {"cell_type": KINDS, "source": SOURCES, "execution_count": COUNTS, "meta
 CELL = st.fixed_dictionaries({}, optional=PARTS)
 
 
+@pytest.mark.days
 @settings(deadline=None)
 @given(st.lists(CELL | JSON, max_size=4))
 def test_any_cells_become_a_valid_notebook(cells: list[Any]) -> None:
@@ -253,6 +254,7 @@ def test_cells_that_were_run_are_found_by_their_places_too() -> None:
     assert cells[places[F.id]].source == DEFINES_F
 
 
+@pytest.mark.days
 def test_an_answer_is_shown_in_whichever_cell_it_was_found() -> None:
     """As many cells are shown as are read."""
     raw = notebook(*["# a note"] * (MOST_CELLS - 1), DEFINES_F)
@@ -274,6 +276,7 @@ FILLING = st.sampled_from([("markdown", "x" * 200_000), ("code", "#" + "y" * 199
 ONE_CELL = FILLING | st.tuples(st.just("code"), SPLIT | SPLIT.map("".join) | BEHIND_A_SCORE.map("".join))
 
 
+@pytest.mark.days
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ONE_CELL, max_size=6), st.integers(0, 12))
 def test_every_cell_with_a_definition_is_shown_whole(found: list[tuple[str, Any]], fillings: int) -> None:

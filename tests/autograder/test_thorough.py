@@ -76,6 +76,7 @@ def test_those_that_keep_most_come_last_and_are_counted(row: Row) -> None:
     assert count.startswith("2 of 3 wrong answers keep more than 80%, 1 of them without a word why")
 
 
+@pytest.mark.days
 def test_what_is_on_record_is_not_tried_again(tmp_path: Path) -> None:
     """By another sandbox it is, and what failed is; what is no trial any more is dropped."""
     right, wrong, other = trials("00", [1], [EXERCISE])[:3]
@@ -125,6 +126,7 @@ def test_a_record_holds_for_the_code_that_is_run(tmp_path: Path) -> None:
     assert outcomes.of(replace(right, seed=2)) is None
 
 
+@pytest.mark.days
 @pytest.mark.timeout(120)
 def test_edits_go_on_where_they_were_interrupted(tmp_path: Path) -> None:
     kept, exercise = Kept(tmp_path / "kept"), "00.bus-bandwidth"
@@ -158,6 +160,7 @@ def test_how_far_a_run_is_is_told() -> None:
     assert said[3].startswith("letters: 3 of 3 done")
 
 
+@pytest.mark.days
 def test_where_there_is_no_sandbox_it_says_what_to_do(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "autograder", "thorough", "--lesson", "00"]
     bare = {**os.environ, "PATH": str(tmp_path)}

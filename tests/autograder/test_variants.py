@@ -43,6 +43,7 @@ def changed(old: str, new: str) -> Variant:
     return replace(some, edit=Edit("by hand", old, new, source.replace(old, new)))
 
 
+@pytest.mark.days
 def test_what_becomes_of_a_variant() -> None:
     """A wrong number, an error, ranks that wait for one another for ever, and the reference itself."""
     wait = "if dist.get_rank(group) == 0:\n        dist.barrier(group)\n    "
@@ -63,7 +64,7 @@ def explained() -> list[str]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 def test_a_sample_of_fresh_edits_loses_points() -> None:
     """`make thorough` tries every edit of every exercise, those with open survivors too.
 
@@ -93,6 +94,7 @@ def test_a_survivor_needs_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     excused.cache_clear()
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("lesson", registry.lessons())
 def test_every_excuse_is_about_an_edit_that_keeps_its_points(lesson: str) -> None:
     """As far as the last whole run knows."""
@@ -132,7 +134,7 @@ def test_a_survivor_fails_the_run_until_it_is_excused(
     assert "is no edit" in told[-1]
 
 
-@pytest.mark.days(6)
+@pytest.mark.days(11)
 def test_too_slow_is_tried_once_more_with_twice_the_time() -> None:
     """A host that is busy makes no wrong answer of what is only slow; what never ends has hung."""
     track = Track(EXERCISE)

@@ -12,6 +12,7 @@ import pytest
 GOOD, BAD = "def test_it():\n    assert {}\n", "import nothing_of_this_name\n"
 
 
+@pytest.mark.days
 @pytest.mark.parametrize(
     ("files", "status"),
     [

@@ -161,6 +161,7 @@ def test_a_renamed_notebook_is_of_its_folders_lesson(tmp_path: Path, name: str) 
     assert {exercise.lesson for exercise in found} == {"06"}
 
 
+@pytest.mark.days
 @pytest.mark.timeout(60)
 def test_one_interrupt_ends_validate(tmp_path: Path) -> None:
     never = {"cell_type": "code", "source": "def ring_all_reduce(*given):\n    while True:\n        pass\n"}
@@ -183,6 +184,7 @@ def test_one_interrupt_ends_validate(tmp_path: Path) -> None:
             process.kill()
 
 
+@pytest.mark.days
 def test_what_this_machine_cannot_check_is_told_in_a_line(tmp_path: Path) -> None:
     """And which exercise is waited for before that."""
     answer = {"cell_type": "code", "source": "def ring_all_reduce(*given):\n    pass\n"}
@@ -198,6 +200,7 @@ def test_what_this_machine_cannot_check_is_told_in_a_line(tmp_path: Path) -> Non
     assert why.startswith("labkit: this machine could not check it, whatever was written: OMP_NUM_THREADS")
 
 
+@pytest.mark.days
 def test_doctor_as_json_and_as_a_table() -> None:
     told = json.loads(labkit("doctor", "--json").stdout)
     topics = {finding["topic"]: finding for finding in told["findings"]}
@@ -220,6 +223,7 @@ def test_doctor_with_options_that_do_not_go_together(words: list[str], says: str
     assert says in done.stderr
 
 
+@pytest.mark.days
 @pytest.mark.sandbox
 @pytest.mark.parametrize(
     ("words", "says"),

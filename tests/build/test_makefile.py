@@ -52,6 +52,7 @@ def test_the_error_says_which_pythons_were_found(clone: Path, tmp_path: Path) ->
     assert "PYTHON=" in done.stderr
 
 
+@pytest.mark.days
 def test_an_unsuitable_python_is_passed_over(clone: Path, tmp_path: Path) -> None:
     script(tmp_path / "bin", "python3", "echo is 3.9.2")
     script(tmp_path / "bin", "python3.13", f'exec "{sys.executable}" "$@"')

@@ -22,6 +22,7 @@ def test_each_cell_that_has_run_is_told(tmp_path: Path) -> None:
     assert [shown[cell.id][0]["text"] for cell in cells] == ["0\n", "1\n"]
 
 
+@pytest.mark.days
 @pytest.mark.parametrize(("folder", "work"), [("build", "build/work"), ("work/html", "work"), ("a", "a")])
 def test_runs_are_not_kept_where_the_site_is_replaced(tmp_path: Path, folder: str, work: str) -> None:
     with pytest.raises(SiteError, match="must be apart"):
@@ -29,6 +30,7 @@ def test_runs_are_not_kept_where_the_site_is_replaced(tmp_path: Path, folder: st
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.days
 def test_a_file_where_the_site_would_be_stays(tmp_path: Path) -> None:
     (tmp_path / "site").write_text("mine")
     with pytest.raises(SiteError, match="is no folder"):
@@ -70,6 +72,7 @@ def test_a_site_that_was_left_half_written_is_known_for_one(tmp_path: Path) -> N
     assert (tmp_path / "site" / MARK).is_file()
 
 
+@pytest.mark.days
 def test_a_lesson_that_takes_too_long_is_named_with_its_cell(tmp_path: Path) -> None:
     """No cell is too slow for itself, all together are; on a busy machine the kernel's start takes all."""
     cells = [new_code_cell("import time; time.sleep(1.5)  # here") for _ in range(20)]

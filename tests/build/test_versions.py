@@ -52,6 +52,7 @@ def imported(folder: str) -> Iterator[str]:
             yield from {name.split(".")[0] for name in names} - ours - sys.stdlib_module_names
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("folder", ["labkit", "autograder", "cluster", "tests", "benchmarks"])
 def test_what_is_imported_is_declared(folder: str) -> None:
     """And not only there because something else needs it."""

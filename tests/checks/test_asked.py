@@ -199,6 +199,7 @@ for left in (0, 4096, 32768):
 """
 
 
+@pytest.mark.days
 @pytest.mark.sandbox
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap makes the small disk")
 def test_a_full_disk_is_said_to_be_full() -> None:

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 NAMES = (
     *("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.CheckpointFunction"),
     *("torch.nn.utils.clip_grad_norm_", "torch.distributed.all_reduce", "torch.not_there"),
@@ -91,6 +93,7 @@ print(json.dumps([came_of(way) for way in ways]))
 """
 
 
+@pytest.mark.days
 def test_it_is_refused_in_every_way_and_all_else_works() -> None:
     """In a process of its own: nothing is ever put back."""
     told = json.dumps([NAMES, (*WAYS, IN_OTHER_WORDS, *STILL_THERE)])

@@ -55,6 +55,7 @@ print(type("Own", (mesh.DeviceMesh,), {}).__name__, "__init_subclass__" in vars(
 """
 
 
+@pytest.mark.days
 def test_a_class_refuses_and_stays_a_class_for_what_torch_loads_late():
     done = subprocess.run(
         [sys.executable, "-c", OPTIMIZER], capture_output=True, text=True, timeout=100, check=True

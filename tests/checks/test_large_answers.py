@@ -57,6 +57,7 @@ def test_a_schedule_makes_no_room_for_numbers_that_cannot_be(exercise_id: str, a
     tracemalloc.stop()
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("exercise_id", SCHEDULES)
 def test_a_schedule_that_is_too_long_is_not_played(exercise_id: str) -> None:
     sizes = sizes_of(registry.exercise(exercise_id).cases(1)[0])

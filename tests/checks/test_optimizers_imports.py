@@ -39,6 +39,7 @@ class Trainer:
 """
 
 
+@pytest.mark.days
 @pytest.mark.parametrize(("code", "imports"), [(IN_A_METHOD, True), (BY_NAME, True), (WRITTEN_OUT, False)])
 def test_the_compiler_is_imported_beforehand_where_an_optimizer_may_be_made(code: str, imports: bool) -> None:
     done = subprocess.run(

@@ -6,6 +6,8 @@ import ast
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from labkit.checks.source import statements
 from labkit.checks.source.syntax import parse
 
@@ -30,6 +32,7 @@ def _parse_often(source: str) -> set[str]:
     return trees
 
 
+@pytest.mark.days
 def test_threads_do_not_disturb_each_other() -> None:
     source = inspect.getsource(statements)
     with ThreadPoolExecutor(4) as pool:

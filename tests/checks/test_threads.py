@@ -61,6 +61,7 @@ def in_a_callback_here() -> None:
 WAYS = (multiply, in_a_thread, in_a_kind_of_thread, in_a_pool, in_a_callback_elsewhere, in_a_callback_here)
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("way", WAYS)
 def test_a_product_counts_once_wherever_it_is_made(way: Callable[[], None]) -> None:
     follow_threads()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch.distributed as dist
 
 import labkit
@@ -25,6 +26,7 @@ def test_small_objects_that_are_gone_weigh_nothing() -> None:
     assert abs(job.results[0]) < FEW
 
 
+@pytest.mark.days
 def test_the_reference_keeps_no_more_in_a_notebook() -> None:
     """In grading it is on record (`benchmarks/results/trials`)."""
     measured = [case for case in CHECKPOINT.cases(1) if case.kind.startswith("measured") and case.ranks == 1]

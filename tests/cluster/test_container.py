@@ -77,6 +77,7 @@ def ignored(path: str, lines: list[str]) -> bool:
     return verdict
 
 
+@pytest.mark.days
 def test_an_image_has_no_command_that_cannot_run(tmp_path: Path) -> None:
     """pyproject.toml names the grader's too. What is copied is installed as install.sh does it, but for the
     packages that it needs; then its own line takes the command away.

@@ -48,6 +48,7 @@ def house() -> Iterator[People]:
         yield made
 
 
+@pytest.mark.days
 def test_a_lesson_goes_out_and_comes_back_and_nobody_else_sees_it(house: People) -> None:
     """As cluster/README.md tells the operator, the instructor and the students to do."""
     exchange, course = house.root / "exchange", house.home("teacher") / "course"

@@ -171,6 +171,7 @@ def of_users(until_none: float = 0) -> list[str]:
         time.sleep(0.1)
 
 
+@pytest.mark.days
 def test_a_student_from_login_to_stop(hub: Hub) -> None:
     with browser_page() as page:
         hub.login(page, "ada", "/hub/spawn")

@@ -33,6 +33,7 @@ def ours(shared: Path) -> list[int]:
     return found
 
 
+@pytest.mark.days
 def test_a_job_and_a_session(inside: LocalSlurm, tmp_path: Path) -> None:
     """Five ports, on the address of the node alone: one a rank, gloo's, and that of the nodes' store."""
     go = tmp_path / "go"

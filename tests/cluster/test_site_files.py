@@ -83,6 +83,7 @@ def test_ranks_of_a_site_are_placed_by_the_environment_that_they_will_have(
     assert (hidden.ranks, hidden.backend, hidden.devices) == (8, "gloo", [])
 
 
+@pytest.mark.days
 def test_ranks_that_a_site_does_not_give_cost_no_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +200,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.days
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text("name = 'x'\naccount = 'yes'")

@@ -74,6 +74,7 @@ def read(url: str, seconds: float = 20) -> list[list[float]]:
             time.sleep(0.2)
 
 
+@pytest.mark.days
 def test_scalars_come_back_and_ctrl_c_ends_it(logdir: Path) -> None:
     with tensorboard(logdir) as (process, printed):
         url = re.findall(r"http://\S+", printed)[-1]
@@ -91,6 +92,7 @@ def test_scalars_come_back_and_ctrl_c_ends_it(logdir: Path) -> None:
         assert process.wait(10) == 0
 
 
+@pytest.mark.days
 def test_the_second_one_of_a_person_takes_the_next_port(logdir: Path) -> None:
     with tensorboard(logdir) as (_, first), tensorboard(logdir, SSH_CONNECTION="there") as (_, second):
         ports = [int(re.findall(r"127\.0\.0\.1:(\d+)/", text)[-1]) for text in (first, second)]
@@ -129,6 +131,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run(logdir=tmp_path)
 
 
+@pytest.mark.days
 def test_behind_jupyter_server_proxy(logdir: Path, tmp_path: Path) -> None:
     """A Jupyter server with a base URL, as a hub gives to each user, passes the page on."""
     pytest.importorskip("jupyter_server_proxy", reason='not installed: pip install -e ".[hub]"')

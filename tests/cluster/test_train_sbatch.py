@@ -33,7 +33,7 @@ def by_one_process(steps: int) -> torch.Tensor:
     return weights.flatten()
 
 
-@pytest.mark.days(6)
+@pytest.mark.days(13)
 def test_a_requeued_training_ends_where_one_process_would(
     slurm: LocalSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import time
 import pytest
 from cluster_helpers import UnusedLab
 
-pytestmark = [pytest.mark.days(4), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.days(9), pytest.mark.timeout(150)]
 
 
 def test_it_ends_by_itself(unused_lab: UnusedLab) -> None:

@@ -25,6 +25,7 @@ def test_a_build_for_cuda_does_not_ask_its_driver(monkeypatch):
 # ---- placing
 
 
+@pytest.mark.days
 def test_devices_are_named_as_on_a_gpu_host(gpus):
     x = torch.zeros(3).to("cuda:1")
     assert x.device == torch.device("cuda:1")

@@ -113,12 +113,14 @@ def test_progress_is_drawn_once(kernel: Kernel) -> None:
     assert len(shown) == 1
 
 
+@pytest.mark.days
 def test_torchrun_shows_its_command(kernel: Kernel) -> None:
     text = kernel.text("%%torchrun --nproc-per-node 1\nimport os\nprint('rank', os.environ['RANK'])")
     assert "-m torch.distributed.run --standalone --nproc-per-node 1 torchrun_cell.py" in text
     assert "rank 0" in text
 
 
+@pytest.mark.days
 def test_interrupting_torchrun(kernel: Kernel) -> None:
     cell = "%%torchrun --nproc-per-node 1\nimport time\nprint('ready', flush=True)\ntime.sleep(1000)"
     text = kernel.text(cell, interrupt_when="ready")
@@ -178,6 +180,7 @@ def test_edited_modules_reach_the_ranks_where_the_notebook_reloads_them(kernel: 
     assert kernel.text(use) == "[ranks 0–1] (22, 22, 22, 22)"
 
 
+@pytest.mark.days
 def test_the_extension_is_reloaded_and_unloaded(kernel: Kernel) -> None:
     kernel.run("%%ranks 2\nx = 1")
     directory = kernel.engine_directory()
@@ -192,6 +195,7 @@ def test_the_extension_is_reloaded_and_unloaded(kernel: Kernel) -> None:
     assert kernel.text("%%ranks 2\n1 + 1") == "[ranks 0–1] 2"
 
 
+@pytest.mark.days
 def test_a_restart_leaves_nothing_and_the_new_kernel_works(kernel: Kernel) -> None:
     kernel.run("%%ranks 2\nx = 1")
     directory = kernel.engine_directory()

@@ -120,6 +120,7 @@ def test_a_rank_computes_with_one_thread_unless_more_are_asked_for(monkeypatch: 
     assert labkit.launch(torch.get_num_threads, ranks=2).results == [2, 2]
 
 
+@pytest.mark.days
 def test_inherited_rank_variables_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     client.shut_down()  # the engine takes its environment when it starts
     for name, value in {
@@ -228,6 +229,7 @@ def test_what_a_job_names_is_imported_once_and_not_by_its_ranks() -> None:
     assert start(loaded, wanted=Wanted(2, imports=wanted)).wait().results == [wanted[:2]] * 2
 
 
+@pytest.mark.days
 def test_a_job_inside_a_job() -> None:
     def outer() -> float:
         inner = labkit.launch(on_ranks.sum_of_ranks, 1.0, ranks=2)
@@ -290,6 +292,7 @@ def test_an_async_function_is_told() -> None:
         labkit.launch(functools.partial(later))
 
 
+@pytest.mark.days
 def test_an_import_path_may_have_what_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Python's import passes over it."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -327,6 +330,7 @@ def draws() -> tuple[float, float, float]:
     return float(torch.rand((), dtype=torch.float64)), float(numpy.random.rand()), random.random()
 
 
+@pytest.mark.days
 def test_every_rank_of_every_launch_draws_other_numbers() -> None:
     """As processes of torchrun do: who forgets to broadcast the weights sees it here too."""
     drawn = [numbers for _ in range(2) for numbers in labkit.launch(draws, ranks=2).results]
@@ -387,6 +391,7 @@ def test_a_function_may_close_what_it_prints_to() -> None:
     assert labkit.launch(closes, ranks=2).results == [0, 1]
 
 
+@pytest.mark.days
 def test_ranks_of_one_machine_stay_on_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a cluster's modules name for jobs of several nodes; what `env` says is meant."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")

@@ -54,6 +54,7 @@ def test_a_job_that_has_ended_before_its_handle_is_dropped_leaves_nothing() -> N
     assert soon(_no_jobs)
 
 
+@pytest.mark.days
 def test_a_launch_on_a_rank_leaves_nothing() -> None:
     def launches() -> tuple[list[int], Path]:
         import rank_functions
@@ -84,6 +85,7 @@ def test_what_a_killed_check_or_grader_left_goes_after_a_day(
     assert sorted(tmp_path.iterdir()) == [in_use]
 
 
+@pytest.mark.days
 def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = tmp_path / "script.py"
@@ -95,6 +97,7 @@ def test_torchrun_leaves_no_directory_of_logs(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.glob("torchelastic_*"))
 
 
+@pytest.mark.days
 def test_a_torchrun_that_fails_ends_nothing_but_its_own(tmp_path: Path) -> None:
     """What other jobs of this notebook start meanwhile carries the same engine's mark."""
 
@@ -188,6 +191,7 @@ def test_a_character_of_a_script_that_comes_in_two_pieces_is_one(
     assert "".join(printed[1:]) == "a€\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("when", [0.0, 0.3])
 def test_a_stopped_engine_goes_on(when: float) -> None:
     engine = client.engine()

@@ -125,6 +125,7 @@ def test_gpus_that_are_not_shown_are_missed_in_a_sentence(visible: str, shows: i
         gpu_lock.device_names([0, 1], {"CUDA_VISIBLE_DEVICES": visible})
 
 
+@pytest.mark.days
 def test_a_node_takes_the_gpus_that_its_ranks_will_see(tmp_path: Path) -> None:
     """Those of the job's environment. Without them it says why, and forks no rank."""
     code = """

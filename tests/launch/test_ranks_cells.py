@@ -212,6 +212,7 @@ def test_a_cell_runs_while_the_notebook_goes_on(kernel: Kernel) -> None:
     assert kernel.text("%%ranks --rank 0,9\n1").startswith("UsageError: %%ranks --rank 9: the session has")
 
 
+@pytest.mark.days
 def test_paths_are_as_in_a_shell(kernel: Kernel, tmp_path: Path) -> None:
     kernel.run("%%ranks 1\n1")
     kernel.run(f"import os\nhome = os.environ['HOME']\nos.environ['HOME'] = {str(tmp_path)!r}")
@@ -223,6 +224,7 @@ def test_paths_are_as_in_a_shell(kernel: Kernel, tmp_path: Path) -> None:
     assert (tmp_path / "a script.py").read_text(encoding="utf-8").startswith('print("é")\n# written by %%')
 
 
+@pytest.mark.days
 def test_a_script_that_a_cell_did_not_write_is_kept(kernel: Kernel, tmp_path: Path) -> None:
     """Nor one that was edited after a cell had written it."""
     script = tmp_path / "train_it.py"

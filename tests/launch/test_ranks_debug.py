@@ -39,6 +39,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     running.close()
 
 
+@pytest.mark.days
 def test_a_conversation_with_the_rank_that_failed(kernel: Kernel) -> None:
     """In the innermost frame, with the notebook's source, up to the cell and down again."""
     kernel.run(DIVIDE)
@@ -91,6 +92,7 @@ def test_the_others_are_held_until_the_next_cell(kernel: Kernel) -> None:
     assert kernel.text("%%ranks 2\n'cause' in globals()") == "[ranks 0–1] False"
 
 
+@pytest.mark.days
 def test_a_command_that_never_comes_back_ends_the_held_ranks(kernel: Kernel) -> None:
     kernel.run(f"%%ranks 2\n{STUCK}")
     later = "__import__('threading').Timer(3, print, ['asked']).start()"  # by then the rank has the command

@@ -108,6 +108,7 @@ def test_ranks_over_gloo_leave_cuda_asleep(monkeypatch: pytest.MonkeyPatch) -> N
     assert labkit.launch(has_woken_cuda, ranks=2, backend="gloo").results == [False, False]
 
 
+@pytest.mark.days
 def test_each_call_with_its_bytes_shape_group_and_peer() -> None:
     job = labkit.launch(every_call, ranks=3)
     expected = [

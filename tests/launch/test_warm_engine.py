@@ -42,6 +42,7 @@ def tell(directory):
 """
 
 
+@pytest.mark.days
 def test_nothing_is_imported_after_the_fork(tmp_path: Path) -> None:
     (tmp_path / "called_by_the_rank.py").write_text(TARGET)
     request = Request(

@@ -1,6 +1,6 @@
 """Right answers written another way than the reference earn every point.
 
-One of every sixteenth exercise in turn, by the day, in its own exercise and in a third of those that build on
+One of every sixteenth exercise in turn, by the day, in its own exercise and in a sixth of those that build on
 it, as a student runs them; `make test` grades those that are not on record. `make thorough` tries all of them
 in all, under every sandbox.
 """
@@ -35,7 +35,7 @@ EXERCISES_IN_TURN = 16  # the days until each exercise was tried; then its next 
 EACH = [a for lesson in graded_lessons() for a in one_of_each(lesson, today() // EXERCISES_IN_TURN)]
 TODAY = part_of(EACH, EXERCISES_IN_TURN, today())
 BUILT_ON_IT = [(a, exercise) for a in TODAY for exercise in a.graded if exercise.id != a.exercise.id]
-TRIED = [*((answer, answer.exercise) for answer in TODAY), *part_of(BUILT_ON_IT, 3, today())]
+TRIED = [*((answer, answer.exercise) for answer in TODAY), *part_of(BUILT_ON_IT, 6, today())]
 SEED = 7
 
 pytestmark = pytest.mark.timeout(400)  # all cases of an exercise, on a busy machine

@@ -92,6 +92,7 @@ RIGHT_RINGS = {
 }
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("name", RIGHT_RINGS)
 @pytest.mark.timeout(60)
 def test_other_right_rings_earn_every_point(name: str) -> None:

@@ -77,6 +77,7 @@ def with_cell(exercise: Exercise, change: str | WrongAnswer) -> list[Cell]:
     return [changed(cell) for cell in solved_cells("01")]
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 def test_the_reference_passes_whatever_is_drawn(exercise: Exercise) -> None:
     drawn = [case for seed in range(50) for case in hidden_cases(exercise, seed)]

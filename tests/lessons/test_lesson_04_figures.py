@@ -96,6 +96,7 @@ def test_pictures_say_what_they_show() -> None:
     assert "p = 8" in draw_bars({"m=1": 7.0, "m=2": 3.5}, {"m=1": 7.0}, "p = 8").alt
 
 
+@pytest.mark.days
 @pytest.mark.parametrize("panels", [1, 2])
 def test_pictures_can_be_drawn(panels: int) -> None:
     played = simulate(TWO_RANKS, Costs(1, 2))

@@ -13,11 +13,13 @@ from labkit.checks import registry
 EXERCISES = registry.exercises("06")
 
 
+@pytest.mark.days
 def test_a_mistake_in_g_costs_the_mlp_only_its_own_parts() -> None:
     report = report_of("06", "T2-no-reduce-in-forward", registry.exercise("06.tensor-parallel-mlp"))
     assert lost(report) == {"own-parts"}, report
 
 
+@pytest.mark.days
 def test_a_failure_says_what_where_and_why() -> None:
     report = report_of("06", "T1-column-without-f")
     assert lost(report) == {"input-gradients", "communication", "gather-output", "any-layout"}, report
@@ -29,6 +31,7 @@ def test_a_failure_says_what_where_and_why() -> None:
     assert "f is missing" in gradients
 
 
+@pytest.mark.days
 @pytest.mark.parametrize(
     ("mistake", "only"), [("f-flattens", "any-layout"), ("gather-on-the-world", "subgroup")]
 )

@@ -25,6 +25,7 @@ def test_a_mistake_in_attention_costs_the_block_only_its_own_parts() -> None:
     assert lost(report) == {"own-parts"}, report
 
 
+@pytest.mark.days
 def test_a_failure_says_what_where_and_why() -> None:
     report = report_of("07", "logits-gathered")
     assert lost(report) == {"scalars-only"}, report
@@ -33,6 +34,7 @@ def test_a_failure_says_what_where_and_why() -> None:
     assert "V numbers a token" in message
 
 
+@pytest.mark.days
 @pytest.mark.parametrize(
     ("mistake", "only"),
     [

@@ -183,6 +183,7 @@ def test_a_storage_counts_with_the_size_it_has() -> None:
     assert live.now == 0
 
 
+@pytest.mark.days
 def test_what_a_backend_lets_go_of_late_is_not_held() -> None:
     before, held = bytes_of_process(), [torch.zeros(1000)]
     threading.Timer(0.1, held.clear).start()

@@ -78,6 +78,7 @@ def test_the_parts_are_there_where_they_are_put_together() -> None:
     assert "labkit.theory.planning" in hidden_modules("09")
 
 
+@pytest.mark.days
 @pytest.mark.sandbox
 @pytest.mark.timeout(120)
 def test_a_sandbox_of_a_lesson_that_builds_them_has_no_parts() -> None:
@@ -90,6 +91,7 @@ def test_a_sandbox_of_a_lesson_that_builds_them_has_no_parts() -> None:
     assert "found []" in repr(graded.report), graded.report
 
 
+@pytest.mark.days
 @pytest.mark.sandbox
 @pytest.mark.timeout(120)
 def test_groups_that_are_made_more_than_once_hold_nothing_back() -> None:
@@ -149,6 +151,7 @@ def train(notebooks: dict[str, str], group: dist.ProcessGroup) -> list[float]:
     return [made.step(step[:, :-1], step[:, 1:], 3, 0.1, 1.0)[0].item() for step in rows]
 
 
+@pytest.mark.days
 def test_solved_notebooks_train_as_the_library_does(notebooks: dict[str, str]) -> None:
     """Also with dropout: the library's streams are lesson 07's."""
     library = labkit.launch(train, {}, ranks=4, backend="gloo", timeout=120).results

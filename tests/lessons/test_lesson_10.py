@@ -174,6 +174,7 @@ def milliseconds(name: str, times: int = 1) -> list[float]:
     return [max(span.end for span in replay(run).timeline) * 1e3 / 2 for run in runs]
 
 
+@pytest.mark.days
 def test_the_plain_program_takes_what_others_are_held_against() -> None:
     assert milliseconds("plain_train") == pytest.approx([PLAIN_SECONDS * 1e3], rel=0.02)
 
@@ -183,7 +184,7 @@ def spin(stop: multiprocessing.synchronize.Event) -> None:
         sum(range(10_000))
 
 
-@pytest.mark.days(4)
+@pytest.mark.days(6)
 def test_a_score_is_the_same_in_every_run_under_load() -> None:
     context = multiprocessing.get_context("spawn")
     stop = context.Event()

@@ -116,6 +116,7 @@ def is_drawn(picture: Picture, *words: str) -> None:
         assert word in picture.alt
 
 
+@pytest.mark.days
 def test_figures_are_drawn_and_told_in_words() -> None:
     """Each gives an image, and a text for readers who cannot see it."""
     held = [[Carried((rank - step) % 3, (rank,)) for step in range(4)] for rank in range(3)]

@@ -54,7 +54,7 @@ def test_what_cannot_be_on_gpus_runs_on_the_cpu(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-@pytest.mark.days(5)
+@pytest.mark.days(10)
 def test_a_benchmark_that_cannot_run_here_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     results = Results("benchmarks", tmp_path / "results")

@@ -80,6 +80,7 @@ def test_everything_is_collected_and_says_that_there_is_no_gpu(node: Path, carri
     ] == [("skipped", True)] * 2
 
 
+@pytest.mark.days
 def test_what_is_wrong_is_said_in_a_line(node: Path, carried: Path) -> None:
     unknown = run(node, carried, "--part", "no-such-part")
     assert unknown.returncode == 2

@@ -64,6 +64,7 @@ def test_a_part_that_finds_nothing_fails(tmp_path: Path) -> None:
     assert [(r.name, r.state) for r in proof.results] == [("all", "failed")]
 
 
+@pytest.mark.days
 def test_a_part_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     hangs = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     began = time.monotonic()
@@ -137,6 +138,7 @@ def _pid_in(log: Path) -> int:
     raise AssertionError("the part did not start")
 
 
+@pytest.mark.days
 @pytest.mark.skipif(gpu_count() > 0, reason="what a host without a GPU says")
 def test_the_command_on_this_host(tmp_path: Path) -> None:
     """All parts for everybody, for real: ranks and links run on the CPU, and what needs a GPU says so."""
