@@ -670,8 +670,8 @@ run_and_read(on_grid, broken_row_and_column_sums, ranks=4)
 # ### Exercise: repair all three
 # Same results, same kind of communication: one message each way in the first, all-reduces of at most 64 bytes
 # together in the second, one all-reduce in each group in the third. A rank that is alone in its group need
-# not call anybody. In the second and the third, nothing that differs between ranks may decide *whether* or
-# *in which order* collectives are called.
+# not call anybody. Nothing else that differs between ranks may decide *whether* or *in which order* the
+# second and the third call collectives.
 #
 # The first and the third take a contiguous tensor of any shape and of any floating or integer dtype, both the
 # same on every rank. The mean is a tensor of shape `[]` in the dtype of the losses, half precision too. It is

@@ -368,7 +368,7 @@ labkit.check("04.interleaved-schedule", interleaved_schedule)
 # ### Exercise: micro-batches in flight
 # For each of the three schedules, the most that a rank holds. An interleaved rank holds *chunks*: its
 # warm-up of $2(p-r-1) + (v-1)p$, and one more, but never more than the $vm$ forwards it has. That is the rule
-# for $v=1$ too, where it is more than 1F1B holds.
+# for $v=1$ too, where it is more than 1F1B holds. GPipe and 1F1B have one chunk a rank.
 #
 # <details><summary>Hint</summary>Read 1F1B's numbers off the legend of the picture of what is held. Then
 # think of m = 2 on 4 stages.</details>

@@ -228,8 +228,9 @@ for asks in (True, False):
 #
 # One value for each argument of forward: `None` for the function, for the extra input, and for every
 # argument that is no tensor; `.grad` of the detached copies for the others. A result that is not used has a
-# gradient of zeros, or `None` if you call `ctx.set_materialize_grads(False)`. Results without a graph
-# cannot be backpropagated: leave them out.
+# gradient of zeros, which would reach weights that plain autograd leaves alone; after
+# `ctx.set_materialize_grads(False)` it has `None`. Leave such results out, and those without a graph, which
+# cannot be backpropagated.
 # </details>
 # <details><summary>Hint 3: random numbers</summary>
 #

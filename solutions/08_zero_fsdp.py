@@ -846,8 +846,9 @@ class FlatUnit:
 #   that no backward followed came before, gradients may stay until the end of the next backward.
 # * Three passes a micro-batch: gather, gather, scatter (frozen: two gathers). What is fetched ahead is waited
 #   for when its own unit's turn comes, not before.
-# * A unit may have no parameters. It may return a tensor that it was given (also by keyword, or in a list),
-#   and tensors in lists, tuples and dicts, one in the other, of which some are not used.
+# * A unit may have no parameters; it is one of those that come next all the same. It may return a tensor
+#   that it was given (also by keyword, or in a list), and tensors in lists, tuples and dicts, one in the
+#   other, of which some are not used.
 # * A unit may be called twice or not at all, and the module twice before one backward; then all ranks do so.
 #   For a unit that is not called nothing is scattered, or zeros: the `.grad` of its shards stays None, or is
 #   zeros. A unit may be in `eval()` and have gradients all the same.
