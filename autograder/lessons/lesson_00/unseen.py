@@ -28,6 +28,7 @@ def _ring_cases(seed: int) -> list[Case]:
         case(4, [4, 8], "any-dtype", dtype="float32"),
         case(4, [8], "any-dtype", dtype="int64", after="bfloat16"),
         case(4, [2, 4, 6], "any-layout", layout="rows"),
+        case(3, [draw.randint(2, 4), 2, 3, draw.randint(2, 5)], "any-layout", layout="mixed"),
         case(4, [12], "subgroup", groups=[[0, 3], [1, 2]]),
         case(5, [5 * draw.randint(40, 60)], "counted"),
         case(5, [draw.randint(1, 4)], "uneven-sizes"),

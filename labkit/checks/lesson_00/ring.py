@@ -53,9 +53,10 @@ def ring_case(ranks: int, shape: list[int], kind: str, seed: int, **params: Any)
     """A case for the ring.
 
     params: dtype ("float64"), layout ("rows", every other one, or "transposed": x is that view of a tensor of
-    `shape`; "mixed": transposed on odd ranks, and contiguous on the others), groups, late (ranks that come
-    later), after (the dtype of a tensor of as many elements that was summed up before), again (x itself was,
-    with other numbers in it), calls (how many came before, of the same numbers).
+    `shape`; "mixed": on odd ranks transposed, or images with their channels last, and contiguous on the
+    others), groups, late (ranks that come later), after (the dtype of a tensor of as many elements that was
+    summed up before), again (x itself was, with other numbers in it), calls (how many came before, of the
+    same numbers).
     """
     size = "x".join(map(str, shape)) or "one number"
     named = [str(params[key]) for key in ("dtype", "layout") if key in params]
@@ -85,6 +86,7 @@ def _cases(seed: int) -> list[Case]:
         case(2, [8, 3], "any-layout", layout="rows"),
         case(2, [11], "any-layout", layout="rows"),
         case(3, [5, 4], "any-layout", layout="mixed"),
+        case(2, [2, 3, 2, 4], "any-layout", layout="mixed"),
         case(1, [5], "any-world-size"),
     ]
 
@@ -102,11 +104,18 @@ def _handed(case: Case, drawn: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Of what a rank is handed: x, and the tensor whose memory x lies in."""
     layout = case.params.get("layout", "")
     if layout == "mixed" and rank % 2 == 0:
-        home = drawn.t().contiguous()
+        home = _turned(drawn).contiguous()
         return home, home
     home = drawn.clone()
-    views = {"transposed": home.t, "mixed": home.t, "rows": lambda: home[::2]}
+    views = {"transposed": home.t, "mixed": lambda: _turned(home), "rows": lambda: home[::2]}
     return views.get(layout, lambda: home)(), home
+
+
+def _turned(home: Tensor) -> Tensor:
+    """A matrix transposed; of more dimensions, the last one as the second: images' channels are last in
+    memory.
+    """
+    return home.t() if home.dim() == 2 else home.movedim(-1, 1)
 
 
 def _add_up(rank: Rank) -> None:
