@@ -41,6 +41,7 @@ def _cases(seed: int) -> list[Case]:
         ),
         tokens_case("a rank without tokens", "empty", [0, 5], seed),
         tokens_case("no tokens at all", "empty", [0, 0], seed),
+        tokens_case("a group of one without tokens", "empty", [0], seed),
         tokens_case("one token in all", "empty", [0, 1], seed),
         tokens_case("two groups of two", "subgroup", [2, 7, 3, 4], seed, groups=PAIRS, again=True),
     ]
