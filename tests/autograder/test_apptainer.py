@@ -36,7 +36,7 @@ from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.timeout(120)]
 
-PARTS = 3
+PARTS = 6
 TRIED = (
     *("network", "fork-bomb", "thread-bomb", "memory-bomb", "disk-bomb", "file-bomb", "output-bomb"),
     *("deaf", "daemon", "kill-everyone", "kill-parents"),

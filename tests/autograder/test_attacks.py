@@ -29,7 +29,7 @@ from labkit.checks.source.submission import Cell
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(120)]
 
-TODAY = part_of(ATTACKS, 8, today())
+TODAY = part_of(ATTACKS, 16, today())
 REFUSED = "it is not looked up here"  # by what stands in for getattr
 FORGERIES = part_of([attack for attack in ATTACKS if attack.id.startswith("forge-")], 3, today())
 

@@ -2,9 +2,10 @@
 
 import json
 import time
+from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from labkit.checks.rank import StudentLoadError, load_student, student_error
@@ -252,11 +253,14 @@ def told(value, depth=4):
         return [told(each, depth - 1) for each in value]
     if isinstance(value, type):
         return ["class", value.__name__, told(value.v, depth - 1)]
-    return ["called", told(value(), depth - 1)] if callable(value) else value.__name__
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return ["called", told(value(), depth - 1)] if callable(value) else ["of", told(type(value), depth - 1)]
 
 
 @settings(deadline=None)
 @given(st.lists(DEFINITIONS, min_size=1, max_size=8))
+@example(["a = 0", "class a:\n    v = a", "class a:\n    v = a() if callable(a) else 0", "Made = a"])
 def test_collecting_gives_what_running_the_notebook_gives(sources):
     """Property: where the whole notebook runs, what is collected of it gives the same."""
     whole = {}

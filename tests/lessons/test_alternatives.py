@@ -1,6 +1,6 @@
 """Right answers written another way than the reference earn every point.
 
-One of every sixteenth exercise in turn, by the day, in its own exercise and in a sixth of those that build on
+One of every 32nd exercise in turn, by the day, in its own exercise and in a sixth of those that build on
 it, as a student runs them; `make test` grades those that are not on record. `make thorough` tries all of them
 in all, under every sandbox.
 """
@@ -31,7 +31,7 @@ def one_of_each(lesson: str, turn: int) -> list[Alternative]:
     return [found[turn % len(found)] for found in by_exercise.values()]
 
 
-EXERCISES_IN_TURN = 16  # the days until each exercise was tried; then its next answer is
+EXERCISES_IN_TURN = 32  # the days until each exercise was tried; then its next answer is
 EACH = [a for lesson in graded_lessons() for a in one_of_each(lesson, today() // EXERCISES_IN_TURN)]
 TODAY = part_of(EACH, EXERCISES_IN_TURN, today())
 BUILT_ON_IT = [(a, exercise) for a in TODAY for exercise in a.graded if exercise.id != a.exercise.id]

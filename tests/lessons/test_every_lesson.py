@@ -1,7 +1,7 @@
 """Every lesson is graded as it should be: references earn all, stubs nothing, each mistake its own loss.
 
 Most tests start ranks, on what the grader would run. Lesson 01 does not communicate and has its own, faster
-tests. Of the wrong answers one in 256 is tried, others each day. A reference or stub that is on record
+tests. Of the wrong answers one in 512 is tried, others each day. A reference or stub that is on record
 as it and its checks are now is tried every four weeks by `make test`, any other at once; `make thorough`
 tries all on all cases.
 """
@@ -23,7 +23,7 @@ from labkit.checks.exercise import Exercise
 from labkit.checks.judge import NOT_REACHED
 from labkit.checks.practice import VISIBLE_SEED
 
-PARTS, DAYS = 256, 28
+PARTS, DAYS = 512, 28
 LESSONS = [name[:2] for name in graded_lessons() if name[:2] != "01"]
 EXERCISES = [exercise for lesson in LESSONS for exercise in registry.exercises(lesson)]
 EVERY_WRONG_ANSWER = [answer for lesson in LESSONS for answer in wrong_answers(lesson)]

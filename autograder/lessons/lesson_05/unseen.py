@@ -52,6 +52,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
             **sizes,
         ),
         checkpoint_case("unseen: nested", "nested", seed, **sizes),
+        checkpoint_case("unseen: nested, two results", "nested-both", seed, result=BOTH, **sizes),
         *_calls_in_any_order(draw, seed, sizes),
         checkpoint_case("unseen: averages", "buffers", seed, **sizes),
         checkpoint_case("unseen: averages, three modules deep", "deep-buffers", seed, **large),

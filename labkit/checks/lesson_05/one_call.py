@@ -87,6 +87,7 @@ def _checkpoint_cases(seed: int) -> list[Case]:
         checkpoint_case("a tuple of one", "one", seed),
         checkpoint_case("x among the results", "handed-back", seed, result=BOTH),
         checkpoint_case("one inside another", "nested", seed),
+        checkpoint_case("one inside another, for two results", "nested-both", seed, result=BOTH),
         checkpoint_case("batch normalisation", "buffers", seed),
         checkpoint_case("batch normalisation twice in a row", "buffers", seed, in_a_row=2),
         checkpoint_case("batch normalisation of many rows", "buffers", seed, **MEASURED),
@@ -186,6 +187,7 @@ CHECKPOINT = Exercise(
             "the inner function must be checkpointed again in the second run of the outer one",
             {
                 "nested": every(as_plain("output", "input_grad", "grad"), inner_runs_thrice),
+                "nested-both": every(as_plain("output", "input_grad", "grad"), inner_runs_thrice),
                 "measured-nested": every(measured_as_plain, inner_runs_thrice),
             },
         ),

@@ -26,15 +26,18 @@ from labkit.checks.lesson_05.subjects import (
     Subject,
     WithNumber,
     in_part_in_full,
+    one_end,
     one_for_two,
     one_result,
     several_arguments,
+    two_ends,
     view_of_x,
     with_batch_norm,
     with_deep_batch_norm,
     with_dropout,
     with_its_own_dropout,
     with_mask,
+    with_two_ends,
     with_x_handed_back,
     x_as_data,
 )
@@ -126,12 +129,12 @@ def _types(rank: Rank, recipe: Recipe) -> None:
         rank.fact(f"types_{where}", list[JSON](types))
 
 
-def _nested(rank: Rank, recipe: Recipe) -> None:
-    """Fact: calls, of the inner function, after backward."""
+def _nested(rank: Rank, recipe: Recipe, ends: Call = one_end) -> None:
+    """Fact: calls, of the inner function, after backward. ends: what is made of its result."""
     subject = recipe.subject(rank.case, rank.inputs)
     *first, last = subject.module.children()
     inner, calls = _counted(nn.Sequential(*first))
-    subject.function = lambda x: last(rank.student.checkpoint(inner, x))
+    subject.function = lambda x: ends(last, rank.student.checkpoint(inner, x), x)
     _send(rank, subject)
     rank.fact("calls", [len(calls)])
 
@@ -235,6 +238,7 @@ RUNS: Mapping[str, Run] = {
     "one": _run(_once, Recipe(one_result)),
     "handed-back": _run(_once, Recipe(with_x_handed_back)),
     "nested": _run(_nested),
+    "nested-both": _run(partial(_nested, ends=two_ends), Recipe(with_two_ends)),
     "buffers": _run(_once, Recipe(with_batch_norm)),
     "deep-buffers": _run(_once, Recipe(with_deep_batch_norm)),
     "raises": _run(_raises),

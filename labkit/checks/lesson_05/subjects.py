@@ -90,6 +90,14 @@ class _HandedBack(nn.Sequential):
         return super().forward(x), x, 0.5 * x.detach()
 
 
+class _TwoEnds(nn.Sequential):
+    """What the last layer makes of what the others give, a mean of that, and a result without a graph."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        *first, last = self.children()
+        return two_ends(last, nn.Sequential(*first)(x), x)
+
+
 class _Noise(nn.Dropout):
     """Dropout in evaluation too."""
 
@@ -137,6 +145,17 @@ class _BeforeIt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = len(x)
         return self.mask[:rows, :rows].to(x.dtype) @ x
+
+
+def one_end(last: nn.Module, middle: Tensor, x: Tensor) -> Tensor:
+    """What the last layer makes of the others' result."""
+    end: Tensor = last(middle)
+    return end
+
+
+def two_ends(last: nn.Module, middle: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """The results of `_TwoEnds`: two that hang on `middle`."""
+    return last(middle), middle.mean(-1, keepdim=True), x.detach()
 
 
 def _made_of(given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -198,6 +217,11 @@ def with_mask(width: int, inner: int) -> nn.Module:
 def one_result(width: int, inner: int) -> nn.Module:
     """The MLP, whose result is a tuple of one."""
     return _One(*_mlp(width, inner).children())
+
+
+def with_two_ends(width: int, inner: int) -> nn.Module:
+    """The MLP, with two results of its first layers."""
+    return _TwoEnds(*_mlp(width, inner).children())
 
 
 def with_x_handed_back(width: int, inner: int) -> nn.Module:
